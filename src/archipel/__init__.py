@@ -1,0 +1,1 @@
+"""Archipel: personalised, mixture-based and routing-enabled federated learning."""
