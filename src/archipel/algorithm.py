@@ -1,0 +1,182 @@
+"""The interface: an algorithm, the steps it sends to clients, and the one door between server and clients.
+
+An algorithm is a frozen dataclass. Its fields are hyper-parameters; its ``round`` is written in plain Python like the
+paper's pseudo-code, at the server; its *steps* are pure functions that run at the clients. The handle ``clients`` is the
+only way from one to the other, so the same object runs in one process, in many, and over a network.
+
+A complete algorithm, federated averaging of means::
+
+    >>> from dataclasses import dataclass
+    >>> import torch
+    >>> from archipel import Algorithm, Federation, fit
+    >>> @dataclass(frozen=True)
+    ... class MeanOfMeans(Algorithm):
+    ...     rate: float = 1.0
+    ...
+    ...     def init_server(self, clients, key):
+    ...         return {"mean": torch.zeros(2)}
+    ...
+    ...     def round(self, server, clients, key):
+    ...         mean = clients.mean(self.local_mean, {"mean": server["mean"]}, key)
+    ...         return {"mean": mean}, {}
+    ...
+    ...     def local_mean(self, client, message, data, key):
+    ...         x = data.train["x"]
+    ...         return client, message["mean"] + self.rate * (x.mean(0) - message["mean"])
+    >>> zeros, ones = torch.zeros(10, 2), torch.ones(30, 2)
+    >>> islands = Federation.from_arrays([(zeros, zeros), (ones, ones)], test=0.0)
+    >>> fit(MeanOfMeans(), islands, rounds=1).server["mean"]
+    tensor([0.7500, 0.7500])
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from archipel.examples import ClientData
+from archipel.trees import Tree
+
+Info = dict[str, Any]
+Weights = Literal["examples", "uniform"]
+Step = Callable[[Tree, Tree, ClientData, Tensor], tuple[Tree, Tree]]
+"""``(client state, message, data, key) → (client state, reply)``: pure, and all that it may look at."""
+
+
+@dataclass(frozen=True)
+class Replies:
+    """What came back of a step.
+
+    Args:
+        ids: ``(k,)`` int64, who answered, in rising order.
+        weights: ``(k,)`` float64, training examples each of them holds.
+        value: the replies, stacked along a first dimension of length k.
+    """
+
+    ids: Tensor
+    weights: Tensor
+    value: Tree
+
+
+class NoReplyError(RuntimeError):
+    """No client's reply could be used: a mean over nobody has no value."""
+
+
+class Clients(Protocol):
+    """The clients as the server may see them: who they are, how much they hold, and what they answer.
+
+    Every operation runs one step at each client that takes part. A key is folded with the client's id, so each client
+    draws its own numbers; two operations that must draw the same share a key. A client whose reply or new state holds
+    NaN or infinities, or whose reply never comes, is dropped and named, and keeps the state it had.
+    """
+
+    @property
+    def ids(self) -> Tensor:
+        """``(k,)`` int64, who takes part in this round, in rising order."""
+
+    @property
+    def population(self) -> int:
+        """m, everybody enrolled."""
+
+    @property
+    def sizes(self) -> Tensor:
+        """``(m,)`` int64, training examples held."""
+
+    @property
+    def round(self) -> int:
+        """The round's number, from 0."""
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds the run has."""
+
+    @property
+    def stateful(self) -> bool:
+        """Whether clients keep anything between steps."""
+
+    @property
+    def everyone(self) -> Clients:
+        """All enrolled clients, sampled or not."""
+
+    def only(self, ids: Tensor) -> Clients:
+        """A handle on these clients alone."""
+
+    def collect(self, step: Step, message: Tree, key: Tensor) -> Replies:
+        """Every reply, stacked."""
+
+    def sum(self, step: Step, message: Tree, key: Tensor, weights: Weights = "examples") -> Tree:
+        """Σ w_i · reply_i over those who answered, streamed: memory doesn't grow with the number of clients."""
+
+    def mean(self, step: Step, message: Tree, key: Tensor, weights: Weights = "examples") -> Tree:
+        """Σ w_i · reply_i / Σ w_i over those who answered. Raises :class:`NoReplyError` if nobody did."""
+
+    def apply(self, step: Step, message: Tree, key: Tensor) -> None:
+        """Changes client state; nothing comes back."""
+
+    def evaluate(self, step: Step, message: Tree, key: Tensor) -> Replies:
+        """Reads state and held-out data, writes nothing, and is not counted as traffic."""
+
+
+class Algorithm(ABC):
+    """A federated algorithm: a frozen dataclass of hyper-parameters with a server-side round and client steps.
+
+    State is what the next round needs, as a tree; info is diagnostics, and the two never mix. Beside the methods here
+    an algorithm has, by choice, those of :class:`Predicts`, :class:`PredictsGlobally`, :class:`Adapts` and
+    :class:`Routes`.
+    """
+
+    @abstractmethod
+    def init_server(self, clients: Clients, key: Tensor) -> Tree:
+        """The server's state before the first round."""
+
+    def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
+        """A client's state at enrolment, made at the client; default: it keeps nothing.
+
+        Args:
+            message: ``{"server": the initial server state, "index": the client's number, int64 of shape ()}``.
+        """
+        return {}
+
+    def enrol(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
+        """The step that the engine runs at each client before the first round; not to be overridden."""
+        return self.init_client(message, data, key), {}
+
+    @abstractmethod
+    def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
+        """One round, which ends at a communication: the server's new state, and diagnostics."""
+
+
+@runtime_checkable
+class Predicts(Protocol):
+    """Has a model for each client (for some methods the same one)."""
+
+    def predict(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
+        """``(n, K)`` log-probabilities, or ``(n, outputs)`` values, of the client's own model."""
+
+
+@runtime_checkable
+class PredictsGlobally(Protocol):
+    """Has one model for everybody."""
+
+    def predict_global(self, server: Tree, x: Tensor) -> Tensor:
+        """As ``predict``, by the server's model."""
+
+
+@runtime_checkable
+class Adapts(Protocol):
+    """Tunes the personal model on the client's own data before it is used."""
+
+    def adapt(self, server: Tree, client: Tree, data: ClientData, key: Tensor) -> Tree:
+        """A transient client state for evaluation; it is never kept."""
+
+
+@runtime_checkable
+class Routes(Protocol):
+    """Knows which client a query from outside belongs to."""
+
+    def route(self, server: Tree, x: Tensor) -> Tensor:
+        """``(n, m)`` log-posterior over clients."""

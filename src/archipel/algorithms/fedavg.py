@@ -1,0 +1,87 @@
+"""FedAvg. B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Agüera y Arcas: Communication-efficient learning of deep
+networks from decentralized data. AISTATS 2017."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from archipel import batchnorm, keys
+from archipel.algorithm import Algorithm, Clients, Info, Weights
+from archipel.batchnorm import BatchNorm
+from archipel.examples import ClientData
+from archipel.local import SGD
+from archipel.task import Task
+from archipel.trees import Tree, zeros_like
+
+
+@dataclass(frozen=True, eq=False)
+class FedAvg(Algorithm):
+    """Federated averaging: every client runs local SGD from the shared model, the server averages where they end.
+
+    θ^(t+1) = Σ_{i∈S} n_i θ_i^(t+1) / Σ_{i∈S} n_i, with θ_i^(t+1) the end of client i's local run from θ^(t)
+    (Algorithm 1 of the paper), n_i the training examples it holds and S those who answered.
+
+    Args:
+        task: the model and its loss.
+        local: the local solver.
+        weights: ``"examples"`` as in the paper, or ``"uniform"``.
+        batch_norm: what becomes of BatchNorm's statistics: ``"share"``, ``"local"`` or ``"recompute"``.
+
+    >>> import torch
+    >>> from archipel import Federation, classification, fit
+    >>> x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    >>> halves = [(x[:20], (x[:20, 0] > 0).long()), (x[20:], (x[20:, 0] > 0).long())]
+    >>> islands = Federation.from_arrays(halves)
+    >>> task = classification(torch.nn.Linear(3, 4), islands)
+    >>> run = fit(FedAvg(task, SGD(lr=0.5, epochs=2, batch=5)), islands, rounds=5)
+    >>> run.metrics["system_accuracy"] > 0.8
+    True
+    """
+
+    task: Task
+    local: SGD
+    weights: Weights = "examples"
+    batch_norm: BatchNorm = "share"
+
+    def __post_init__(self) -> None:
+        batchnorm.check(self.batch_norm)
+
+    def init_server(self, clients: Clients, key: Tensor) -> Tree:
+        return {"model": self.task.init(key)}
+
+    def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
+        model = message["server"]["model"]
+        client = batchnorm.keep(self.batch_norm, {}, model)
+        if self.local.keep_momentum:
+            client["velocity"] = zeros_like({name: tree for name, tree in model.items() if name != "buffers"})
+        return client
+
+    def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
+        message = {"model": server["model"], "lr": self.local.rate(clients.round, clients.rounds)}
+        mean = clients.mean(self.train, message, key, self.weights)
+        model = server["model"] | mean["model"]
+        if self.batch_norm == "recompute" and "buffers" in model:
+            buffers = clients.mean(self.statistics, {"model": model}, keys.fold(key, "statistics"), self.weights)
+            model |= {"buffers": buffers}
+        return {"model": model}, {"loss": mean["loss"]}
+
+    def train(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
+        """Local SGD from the shared model."""
+        start = batchnorm.receive(self.batch_norm, message["model"], client)
+        end = self.local.minimise(self.task.loss, start, data.train, key, message["lr"], client.get("velocity"))
+        client = batchnorm.keep(self.batch_norm, client, end.params)
+        if self.local.keep_momentum:
+            client = client | {"velocity": end.velocity}
+        return client, {"model": batchnorm.send(self.batch_norm, end.params), "loss": end.loss}
+
+    def statistics(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
+        """BatchNorm's statistics of the averaged model on the client's training data."""
+        return client, batchnorm.recompute(self.task.loss, self.task, message["model"], data.train)
+
+    def predict(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
+        return self.task.predict(batchnorm.receive(self.batch_norm, server["model"], client), x)
+
+    def predict_global(self, server: Tree, x: Tensor) -> Tensor:
+        return self.task.predict(server["model"], x)

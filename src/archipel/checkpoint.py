@@ -1,0 +1,65 @@
+"""Checkpoints of a run: the server's state and every client's, as safetensors, replaced in one step."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from archipel.clients.wire_format import decode, encode
+from archipel.trees import Tree
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A run between two rounds.
+
+    Args:
+        round: rounds done.
+        server: the server's state.
+        clients: every client's state.
+        facts: what else must be known to go on or to serve, in JSON's types.
+    """
+
+    round: int
+    server: Tree
+    clients: Sequence[Tree]
+    facts: dict[str, Any]
+
+    def save(self, folder: Path) -> None:
+        """Writes ``folder/checkpoint``; an interruption at any moment leaves the old one or the new one whole."""
+        new, current, old = (folder / name for name in ("checkpoint.new", "checkpoint", "checkpoint.old"))
+        shutil.rmtree(new, ignore_errors=True)
+        (new / "clients").mkdir(parents=True)
+        (new / "server.safetensors").write_bytes(encode(self.server))
+        for number, state in enumerate(self.clients):
+            (new / "clients" / f"{number:06d}.safetensors").write_bytes(encode(state))
+        about = {"format": FORMAT, "round": self.round, "clients": len(self.clients), "facts": self.facts}
+        (new / "checkpoint.json").write_text(json.dumps(about, indent=1))
+        shutil.rmtree(old, ignore_errors=True)
+        if current.exists():
+            current.rename(old)
+        new.rename(current)
+        shutil.rmtree(old, ignore_errors=True)
+
+    @classmethod
+    def load(cls, folder: Path) -> Checkpoint | None:
+        """The latest checkpoint in a run's folder, or ``None``."""
+        place = folder / "checkpoint"
+        if not place.exists():
+            # A save was interrupted between its two renames: the old one is whole.
+            place = folder / "checkpoint.old"
+        if not (place / "checkpoint.json").exists():
+            return None
+        about = json.loads((place / "checkpoint.json").read_text())
+        if about["format"] != FORMAT:
+            raise ValueError(f"{place} has format {about['format']}; this version of archipel reads {FORMAT}.")
+        clients = [
+            decode((place / "clients" / f"{number:06d}.safetensors").read_bytes()) for number in range(about["clients"])
+        ]
+        return cls(about["round"], decode((place / "server.safetensors").read_bytes()), clients, about["facts"])

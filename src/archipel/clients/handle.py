@@ -1,0 +1,132 @@
+"""The door between server and clients: what an algorithm's ``round`` holds as ``clients``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from archipel.algorithm import NoReplyError, Replies, Step, Weights
+from archipel.clients.carrier import Carrier, Outcome
+from archipel.trees import PerClient, Sum, Tree, leaves, nbytes, row, tree_map
+
+
+@dataclass
+class Ledger:
+    """What passed the door in a round.
+
+    Args:
+        uplink: bytes from clients to the server.
+        downlink: bytes from the server to clients.
+        dropped: why each client that was dropped was, by id.
+    """
+
+    uplink: int = 0
+    downlink: int = 0
+    dropped: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Handle:
+    """:class:`archipel.algorithm.Clients` over a carrier.
+
+    Args:
+        carrier: runs the steps.
+        ids: ``(k,)`` who takes part.
+        sizes: ``(m,)`` training examples held.
+        round: from 0.
+        rounds: of the whole run.
+        ledger: where traffic and drops are written.
+        answers: ``(round, client) → bool``, whether a client's reply arrives; for simulating failures.
+    """
+
+    carrier: Carrier
+    ids: Tensor
+    sizes: Tensor
+    round: int
+    rounds: int
+    ledger: Ledger
+    answers: Callable[[int, int], bool] | None = None
+
+    @property
+    def population(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def stateful(self) -> bool:
+        return bool(leaves(self.carrier.state(0)))
+
+    @property
+    def everyone(self) -> Handle:
+        return replace(self, ids=torch.arange(self.population))
+
+    def only(self, ids: Tensor) -> Handle:
+        return replace(self, ids=torch.as_tensor(ids, dtype=torch.int64).sort().values)
+
+    def collect(self, step: Step, message: Tree, key: Tensor) -> Replies:
+        return self._collected(self._run(step, message, key))
+
+    def evaluate(self, step: Step, message: Tree, key: Tensor) -> Replies:
+        return self._collected(self.carrier.run(step, message, self.ids.tolist(), key, training=False))
+
+    def apply(self, step: Step, message: Tree, key: Tensor) -> None:
+        for _ in self._run(step, message, key):
+            pass
+
+    def sum(self, step: Step, message: Tree, key: Tensor, weights: Weights = "examples") -> Tree:
+        return self._summed(step, message, key, weights).total()
+
+    def mean(self, step: Step, message: Tree, key: Tensor, weights: Weights = "examples") -> Tree:
+        return self._summed(step, message, key, weights).mean()
+
+    def _summed(self, step: Step, message: Tree, key: Tensor, weights: Weights) -> Sum:
+        total = Sum()
+        for outcome in self._run(step, message, key):
+            kept = outcome.usable
+            if bool(kept.any()):
+                ids = torch.as_tensor(outcome.ids)[kept]
+                total.add(row(outcome.replies, kept), self._weights(ids, weights))
+        if total.weight == 0:
+            raise NoReplyError(self._nobody())
+        return total
+
+    def _collected(self, outcomes: Iterator[Outcome]) -> Replies:
+        ids, values = [], []
+        for outcome in outcomes:
+            kept = outcome.usable
+            if bool(kept.any()):
+                ids.append(torch.as_tensor(outcome.ids)[kept])
+                values.append(row(outcome.replies, kept))
+        if not ids:
+            raise NoReplyError(self._nobody())
+        who = torch.cat(ids)
+        return Replies(who, self._weights(who, "examples"), tree_map(lambda *v: torch.cat(v), values[0], *values[1:]))
+
+    def _weights(self, ids: Tensor, weights: Weights) -> Tensor:
+        if weights not in ("examples", "uniform"):
+            raise ValueError(f"weights must be 'examples' or 'uniform'; given {weights!r}.")
+        return self.sizes[ids].double() if weights == "examples" else torch.ones(len(ids), dtype=torch.float64)
+
+    def _run(self, step: Step, message: Tree, key: Tensor) -> Iterator[Outcome]:
+        present = []
+        for client in self.ids.tolist():
+            if self.answers is None or self.answers(self.round, client):
+                present.append(client)
+            else:
+                self.ledger.dropped[client] = "no answer"
+        broadcast = [leaf for leaf in leaves(message) if not isinstance(leaf, PerClient)]
+        tables = [leaf.table for leaf in leaves(message) if isinstance(leaf, PerClient)]
+        each = nbytes(broadcast) + nbytes(tables) // self.population
+        self.ledger.downlink += each * len(self.ids)
+        for outcome in self.carrier.run(step, message, present, key, training=True):
+            self.ledger.uplink += outcome.reply_bytes * len(outcome.ids)
+            for client, usable in zip(outcome.ids, outcome.usable.tolist(), strict=True):
+                if not usable:
+                    self.ledger.dropped[client] = "NaN or infinite values"
+            yield outcome
+
+    def _nobody(self) -> str:
+        reasons = sorted({self.ledger.dropped.get(i, "no answer") for i in self.ids.tolist()})
+        return f"No reply could be used in round {self.round}: {len(self.ids)} asked; {', '.join(reasons)}."

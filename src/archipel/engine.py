@@ -1,0 +1,289 @@
+"""``fit``: rounds, cohorts, evaluation, callbacks and checkpoints around any algorithm."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from archipel import keys
+from archipel.algorithm import Algorithm, Clients, NoReplyError
+from archipel.checkpoint import Checkpoint
+from archipel.clients import Handle, Ledger
+from archipel.clients.carrier import Carrier, log
+from archipel.clients.choice import Engine, choose
+from archipel.data.federation import Federation
+from archipel.evaluate import evaluate
+from archipel.progress import RoundBar
+from archipel.run import Facts, Run
+from archipel.sampling import Cohort, Full
+from archipel.trees import PerClient, Tree, finite
+
+
+class DivergenceError(RuntimeError):
+    """Training left the finite numbers; the last good state was kept."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What a callback is given after each round.
+
+    Args:
+        round: rounds done, from 1.
+        record: the round's entry in the history.
+        server: the server's state.
+        clients: a handle on everyone; evaluating through it changes nothing.
+        algorithm: what runs.
+        federation: on what.
+    """
+
+    round: int
+    record: dict[str, Any]
+    server: Tree
+    clients: Clients
+    algorithm: Algorithm
+    federation: Federation
+
+
+Callback = Callable[[Moment], None]
+
+
+def fit(
+    algorithm: Algorithm,
+    federation: Federation,
+    *,
+    rounds: int,
+    cohort: Cohort | None = None,
+    seed: int = 0,
+    engine: Engine = "auto",
+    workers: int | None = None,
+    evaluate_every: int | None = None,
+    callbacks: Sequence[Callback] = (),
+    folder: str | Path | None = None,
+    checkpoint_every: int = 10,
+    resume: bool = True,
+    answers: Callable[[int, int], bool] | None = None,
+    until: int | None = None,
+) -> Run:
+    """Trains a federation.
+
+    The same seed gives the same bits for any number of workers, any evaluation interval, and across a stop and a
+    resumption; the batched engine agrees with the loop up to rounding.
+
+    Args:
+        algorithm: what to run.
+        federation: on what.
+        rounds: T, how many rounds; schedules run over them.
+        cohort: who takes part in each round; default: everybody.
+        seed: of everything random in the run.
+        engine: ``"auto"``, ``"loop"``, ``"batched"``, ``"wire"``, or a function that makes a carrier.
+        workers: threads of the loop; default: one a core where it pays.
+        evaluate_every: rounds between evaluations; default: only the last model. The last is always evaluated.
+        callbacks: called after each round.
+        folder: where checkpoints and ``metrics.jsonl`` go; default: nothing is written.
+        checkpoint_every: rounds between checkpoints. Ctrl-C ends after the round under way, with a checkpoint.
+        resume: go on from the folder's checkpoint where there is one of the same run; otherwise start anew.
+        answers: ``(round, client) → bool``, whether a client answers; for simulating failures.
+        until: stop after this round, as an interruption would, and evaluate there; default: ``rounds``.
+
+    Returns:
+        The run: last states, history and metrics.
+
+    Raises:
+        ValueError: a value out of range, or the folder holds a different run.
+        DivergenceError: NaN or infinities everywhere; what was good is in the checkpoint.
+        KeyboardInterrupt: after Ctrl-C, once the checkpoint is written.
+    """
+    _check(rounds, evaluate_every, checkpoint_every)
+    torch.set_num_threads(1)
+    root = keys.key(seed)
+    sizes, cohort = federation.sizes, cohort or Full()
+    carrier, why = choose(engine, algorithm, federation, workers)
+    log.info("engine %s: %s", carrier.describe(), why)
+    place = Path(folder) if folder is not None else None
+    identity = {
+        "rounds": rounds,
+        "seed": seed,
+        "federation": federation.fingerprint,
+        "algorithm": describe(algorithm),
+        "cohort": describe(cohort),
+    }
+
+    def handle(round: int, ids: Tensor, ledger: Ledger) -> Handle:
+        return Handle(carrier, ids, sizes, round, rounds, ledger, answers)
+
+    everyone = torch.arange(len(sizes))
+    run = Run(algorithm, {}, [], Facts.of(federation))
+    try:
+        done = _resume(run, carrier, place, identity) if place and resume else 0
+        if done == 0:
+            outside = handle(0, everyone, Ledger())
+            run.server = algorithm.init_server(outside, keys.fold(root, "server"))
+            message = {"server": run.server, "index": PerClient(everyone)}
+            list(carrier.run(algorithm.enrol, message, everyone.tolist(), keys.fold(root, "enrol"), training=True))
+        metrics_file = _metrics_file(place, run.history) if place else None
+        last = min(until or rounds, rounds)
+        with _interruption() as interrupted, RoundBar(type(algorithm).__name__, rounds, done) as bar:
+            for round in range(done, last):
+                started, ledger = time.perf_counter(), Ledger()
+                ids = cohort.draw(sizes, keys.fold(root, "cohort", round))
+                clients = handle(round, ids, ledger)
+                run.server, info = _round(
+                    algorithm, run.server, clients, keys.fold(root, "round", round), run, place, identity
+                )
+                record = _record(round, info, ledger, ids, federation, time.perf_counter() - started)
+                ending = round + 1 == last or interrupted.is_set()
+                if ending or (evaluate_every and (round + 1) % evaluate_every == 0):
+                    found = evaluate(
+                        algorithm,
+                        run.server,
+                        handle(round, everyone, Ledger()),
+                        federation,
+                        keys.fold(root, "eval", round),
+                    )
+                    record["metrics"], run.table = found.metrics, found.clients
+                run.history.append(record)
+                moment = Moment(round + 1, record, run.server, handle(round, everyone, Ledger()), algorithm, federation)
+                for callback in callbacks:
+                    callback(moment)
+                if metrics_file:
+                    with metrics_file.open("a") as file:
+                        file.write(json.dumps(record) + "\n")
+                bar.update(record)
+                if place and (ending or (round + 1) % checkpoint_every == 0):
+                    _save(run, carrier, place, identity)
+                if interrupted.is_set() and round + 1 < last:
+                    where = f"; the checkpoint is in {place}, run it again to go on" if place else ""
+                    raise KeyboardInterrupt(f"Stopped after round {round + 1} of {rounds}{where}.")
+        run.clients = [carrier.state(i) for i in range(len(sizes))]
+        return run
+    finally:
+        carrier.close()
+
+
+def _round(
+    algorithm: Algorithm,
+    server: Tree,
+    clients: Handle,
+    key: Tensor,
+    run: Run,
+    place: Path | None,
+    identity: dict[str, Any],
+) -> tuple[Tree, dict[str, Any]]:
+    reason = ""
+    try:
+        with torch.no_grad():
+            new, info = algorithm.round(server, clients, key)
+        if bool(finite(new)):
+            return new, info
+        reason = f"The server's state holds NaN or infinities after round {clients.round}."
+    except NoReplyError as error:
+        if "NaN" not in str(error):
+            log.warning("%s The server keeps its state.", error)
+            return server, {}
+        reason = str(error)
+    kept = ""
+    if place is not None:
+        _save(run, clients.carrier, place, identity)
+        kept = f" The state before it is in {place}."
+    raise DivergenceError(f"{reason}{kept} A lower learning rate or gradient clipping (SGD's clip) usually helps.")
+
+
+def _record(
+    round: int, info: dict[str, Any], ledger: Ledger, ids: Tensor, federation: Federation, seconds: float
+) -> dict[str, Any]:
+    record: dict[str, Any] = {"round": round + 1}
+    record |= {name: value.tolist() if isinstance(value, Tensor) else value for name, value in info.items()}
+    record |= {
+        "cohort": len(ids),
+        "uplink": ledger.uplink,
+        "downlink": ledger.downlink,
+        "seconds": float(f"{seconds:.4g}"),
+    }
+    if ledger.dropped:
+        record["dropped"] = {federation.clients[i].name: why for i, why in ledger.dropped.items()}
+        for name, why in record["dropped"].items():
+            log.warning("round %d: client %s was left out: %s", round + 1, name, why)
+    return record
+
+
+def _save(run: Run, carrier: Carrier, place: Path, identity: dict[str, Any]) -> None:
+    run.clients = [carrier.state(i) for i in range(len(run.facts.names))]
+    run.save(place, identity | {"engine": carrier.describe()})
+
+
+def _resume(run: Run, carrier: Carrier, place: Path, identity: dict[str, Any]) -> int:
+    checkpoint = Checkpoint.load(place)
+    if checkpoint is None:
+        return 0
+    there = checkpoint.facts.get("identity", {})
+    different = [name for name, value in identity.items() if there.get(name) != json.loads(json.dumps(value))]
+    if different:
+        raise ValueError(
+            f"{place} holds a run with another {' and '.join(different)}. Choose another folder, or start anew there "
+            "with resume=False."
+        )
+    carrier.restore(checkpoint.clients)
+    run.server = checkpoint.server
+    run.history, run.table = checkpoint.facts["history"], checkpoint.facts["table"]
+    return checkpoint.round
+
+
+def _metrics_file(place: Path, history: list[dict[str, Any]]) -> Path:
+    """The metrics as far as the checkpoint goes; rounds after it will be made, and written, again."""
+    place.mkdir(parents=True, exist_ok=True)
+    path = place / "metrics.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in history))
+    return path
+
+
+@contextmanager
+def _interruption() -> Iterator[threading.Event]:
+    """An event that the first Ctrl-C sets; the second interrupts at once."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def ask(number: int, frame: Any) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        log.warning("Stopping after this round; Ctrl-C again stops at once and goes back to the last checkpoint.")
+        asked.set()
+
+    signal.signal(signal.SIGINT, ask)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def describe(value: object) -> Any:
+    """A configuration in JSON's types: dataclasses by their fields, modules by class and number of parameters."""
+    if isinstance(value, nn.Module):
+        return f"{type(value).__name__}, {sum(p.numel() for p in value.parameters())} parameters"
+    if is_dataclass(value) and not isinstance(value, type):
+        return {"type": type(value).__name__} | {f.name: describe(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, list | tuple):
+        return [describe(item) for item in value]
+    if isinstance(value, dict):
+        return {str(name): describe(item) for name, item in value.items()}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return getattr(value, "__qualname__", type(value).__name__)
+
+
+def _check(rounds: int, evaluate_every: int | None, checkpoint_every: int) -> None:
+    for name, value in (("rounds", rounds), ("evaluate_every", evaluate_every), ("checkpoint_every", checkpoint_every)):
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise ValueError(f"fit's {name} must be a whole number of at least 1; given {value!r}.")

@@ -1,0 +1,192 @@
+"""How good a federation is: for its own clients, for queries from outside, and at telling whose a query is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from archipel.algorithm import Adapts, Algorithm, Clients, Predicts, PredictsGlobally, Routes
+from archipel.data.federation import Federation
+from archipel.examples import ClientData, Examples
+from archipel.trees import Tree
+
+PIECE = 512
+"""Examples a forward pass."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What an evaluation found.
+
+    For classification ``metrics`` holds, as fractions:
+
+    - ``system_accuracy``: on all clients' test examples pooled, by somebody who doesn't know whose they are. A method
+      that routes sends each to one client, whose personal model answers (eqs. 10 and 11 of FedSPM). Otherwise all
+      personal models vote; ties go to the class with the highest summed probability.
+    - ``average_accuracy``: each client's personal model on its own test examples, weighted by n_i/n (training
+      examples), after adaptation where the method adapts; then ``average_accuracy_before`` is without it.
+    - ``routing_accuracy``: how often the most likely client is the one a pooled test example came from.
+    - ``global_accuracy``: one model for everybody on the pooled test examples, where the method has one.
+
+    For regression the same with ``rmse`` for accuracy, and the mean of the personal models' values for the vote.
+
+    Args:
+        metrics: by name.
+        clients: a row a client: name, sizes, its own accuracy (or rmse) and, for routers, how many of its test
+            examples came to it (``routed``).
+    """
+
+    metrics: dict[str, float]
+    clients: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Examiner:
+    """The evaluation's client step: an object that holds the algorithm, so that it can travel where steps do."""
+
+    algorithm: Algorithm
+    regression: bool
+
+    def examine(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
+        """Scores the personal model on the client's test examples, and answers the queries in the message."""
+        algorithm, server = self.algorithm, message["server"]
+        reply: Tree = {}
+        personal = client
+        if isinstance(algorithm, Adapts):
+            personal = algorithm.adapt(server, client, data, key)
+            if data.test is not None:
+                reply["before"] = self._score(server, client, data.test)
+        if data.test is not None:
+            reply["own"] = self._score(server, personal, data.test)
+        if "x" in message:
+            reply["answers"] = torch.cat([self._answer(server, personal, x) for x in message["x"].split(PIECE)])
+        return client, reply
+
+    def _answer(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
+        if isinstance(self.algorithm, Predicts):
+            return self.algorithm.predict(server, client, x)
+        assert isinstance(self.algorithm, PredictsGlobally)
+        return self.algorithm.predict_global(server, x)
+
+    def _score(self, server: Tree, client: Tree, test: Examples) -> Tensor:
+        scores = [score(self._answer(server, client, b["x"]), b["y"], self.regression) for b in test.pieces(PIECE)]
+        total = torch.where(test.mask, torch.cat(scores), 0.0)
+        return total.sum() / torch.clamp(test.count, min=1)
+
+
+def score(answers: Tensor, y: Tensor, regression: bool) -> Tensor:
+    """``(n,)``: 1 for a right class and 0 for a wrong one, or the squared error."""
+    if regression:
+        y = y[:, None] if y.dim() == 1 else y
+        return (answers - y).square().mean(-1)
+    return (answers.argmax(-1) == y).to(answers.dtype)
+
+
+def vote(answers: Tensor) -> Tensor:
+    """The majority's classes; ties go to the highest summed probability.
+
+    Args:
+        answers: ``(m, n, K)`` log-probabilities of m models.
+
+    Returns:
+        ``(n,)`` int64.
+
+    >>> a, b, c = [0.6, 0.4, 0.0], [0.1, 0.9, 0.0], [0.3, 0.3, 0.4]
+    >>> vote(torch.tensor([[a], [b], [c]]).log())
+    tensor([1])
+    """
+    classes = answers.shape[-1]
+    ballots = torch.nn.functional.one_hot(answers.argmax(-1), classes).sum(0).to(torch.float64)
+    # Summed probabilities are at most m, so that divided by m + 1 they can break ties and nothing else.
+    return (ballots + answers.double().exp().sum(0) / (len(answers) + 1)).argmax(-1)
+
+
+@torch.no_grad()
+def evaluate(algorithm: Algorithm, server: Tree, clients: Clients, federation: Federation, key: Tensor) -> Evaluation:
+    """Evaluates all enrolled clients; neither state nor random numbers of training are touched.
+
+    Returns:
+        The evaluation; its metrics are empty where the algorithm doesn't predict or the federation holds no tests.
+    """
+    everyone = clients.everyone
+    names = [client.name for client in federation.clients]
+    tests = [client.test for client in federation.clients]
+    counts = [len(test["y"]) for test in tests]
+    table = [
+        {"client": name, "train": int(n), "test": count}
+        for name, n, count in zip(names, everyone.sizes.tolist(), counts, strict=True)
+    ]
+    if sum(counts) == 0 or not isinstance(algorithm, Predicts | PredictsGlobally):
+        return Evaluation({}, table)
+    regression = federation.classes is None
+    unit = "rmse" if regression else "accuracy"
+    examiner = Examiner(algorithm, regression)
+    metrics: dict[str, float] = {}
+
+    def put(name: str, scores: Tensor | float) -> None:
+        mean = float(torch.as_tensor(scores, dtype=torch.float64).mean())
+        metrics[f"{name}_{unit}"] = mean**0.5 if regression else mean
+
+    pooled_x, pooled_y = (torch.cat([test[column] for test in tests]) for column in ("x", "y"))
+    origin = torch.repeat_interleave(torch.arange(len(tests)), torch.tensor(counts))
+    own: dict[str, list[tuple[int, float]]] = {"own": [], "before": []}
+
+    def note(ids: Tensor, value: Tree) -> None:
+        for part, found in own.items():
+            if part in value:
+                found.extend(zip(ids.tolist(), value[part].double().tolist(), strict=True))
+
+    if isinstance(algorithm, PredictsGlobally):
+        answers = torch.cat([algorithm.predict_global(server, x) for x in pooled_x.split(PIECE)])
+        put("global", score(answers, pooled_y, regression))
+    if isinstance(algorithm, Routes):
+        routed = torch.cat([algorithm.route(server, x).argmax(-1) for x in pooled_x.split(PIECE)])
+        answers, answered = _routed_answers(examiner, server, everyone, pooled_x, routed, key)
+        for ids, value in answered:
+            note(ids, value)
+        put("system", score(answers, pooled_y, regression))
+        metrics["routing_accuracy"] = float((routed == origin).double().mean())
+        for i, entry in enumerate(table):
+            entry["routed"] = float((routed[origin == i] == i).double().mean()) if counts[i] else None
+    elif isinstance(algorithm, PredictsGlobally) and not everyone.stateful:
+        # Clients that keep nothing have no model of their own: all votes are the global model's.
+        replies = everyone.evaluate(examiner.examine, {"server": server}, key)
+        note(replies.ids, replies.value)
+        metrics[f"system_{unit}"] = metrics[f"global_{unit}"]
+    else:
+        replies = everyone.evaluate(examiner.examine, {"server": server, "x": pooled_x}, key)
+        note(replies.ids, replies.value)
+        if regression:
+            put("system", score(replies.value["answers"].mean(0), pooled_y, regression))
+        else:
+            put("system", (vote(replies.value["answers"]) == pooled_y).double())
+    for part, name in (("own", "average"), ("before", "average_before")):
+        if own[part]:
+            who, values = zip(*own[part], strict=True)
+            weights = everyone.sizes[list(who)].double()
+            put(name, float((weights * torch.tensor(values)).sum() / weights.sum()))
+    for i, value in own["own"]:
+        table[i][unit] = value**0.5 if regression else value
+    return Evaluation(metrics, table)
+
+
+def _routed_answers(
+    examiner: Examiner, server: Tree, everyone: Clients, x: Tensor, routed: Tensor, key: Tensor
+) -> tuple[Tensor, list[tuple[Tensor, Tree]]]:
+    """Every query's answer from the client it was sent to, and each client's own scores."""
+    answers: Tensor | None = None
+    others = []
+    for client in range(everyone.population):
+        mine = (routed == client).nonzero()[:, 0]
+        message = {"server": server} | ({"x": x[mine]} if len(mine) else {})
+        replies = everyone.only(torch.tensor([client])).evaluate(examiner.examine, message, key)
+        if len(mine):
+            found = replies.value["answers"][0]
+            answers = found.new_zeros(len(x), found.shape[-1]) if answers is None else answers
+            answers[mine] = found
+        others.append((replies.ids, replies.value))
+    assert answers is not None
+    return answers, others

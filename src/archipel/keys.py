@@ -1,0 +1,154 @@
+"""Counter-based randomness: a key is an int64 tensor, and every draw is a pure function of a key.
+
+Looped, batched, multi-process and networked runs draw the same numbers, because nothing but the key decides them; an
+evaluation cannot disturb training, because there is no hidden generator to advance. Everything here is made of tensor
+operations without branches, so that it works inside ``torch.func.vmap``, where keys come in batches.
+
+The generator is SplitMix64 [1]: the i-th 64-bit word of a stream is ``mix(key + i * 0x9E3779B97F4A7C15)``, ``mix``
+being its finaliser. Child keys come from :func:`fold`. Reusing a key gives the same numbers again: two steps that must
+see the same minibatches share a key, everything else folds in a name of its own.
+
+[1] G. L. Steele, D. Lea, C. H. Flood: Fast splittable pseudorandom number generators. OOPSLA 2014.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+_GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+_MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
+_MIX_2 = 0x94D049BB133111EB - 2**64
+_LARGEST = 2**63 - 1
+
+
+def _shift(z: Tensor, bits: int) -> Tensor:
+    """Logical right shift; torch's own shift of an int64 copies the sign bit."""
+    shifted: Tensor = (z >> bits) & (2 ** (64 - bits) - 1)
+    return shifted
+
+
+def _mix(z: Tensor) -> Tensor:
+    z = (z ^ _shift(z, 30)) * _MIX_1
+    z = (z ^ _shift(z, 27)) * _MIX_2
+    mixed: Tensor = z ^ _shift(z, 31)
+    return mixed
+
+
+def _number(name: str) -> int:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big", signed=True)
+
+
+def key(seed: int) -> Tensor:
+    """The root key of a run.
+
+    Args:
+        seed: any Python integer that fits 64 bits.
+
+    Returns:
+        An int64 tensor of shape ``()``.
+
+    >>> key(0) == key(0), key(0) == key(1)
+    (tensor(True), tensor(False))
+    """
+    return _mix(torch.tensor(seed, dtype=torch.int64) + _GOLDEN)
+
+
+def fold(key: Tensor, *data: int | str | Tensor) -> Tensor:
+    """A child key for each thing folded in, in order: a round, a client, the name of a purpose.
+
+    Args:
+        key: int64, any shape (one key or a batch of keys).
+        data: integers, names, or int64 tensors that broadcast against ``key``.
+
+    Returns:
+        int64, the broadcast shape.
+
+    >>> root = key(0)
+    >>> bool(fold(root, 3, "batches") == fold(fold(root, 3), "batches"))
+    True
+    >>> fold(root, torch.arange(4)).shape
+    torch.Size([4])
+    """
+    for item in data:
+        word = _number(item) if isinstance(item, str) else item
+        word = word if isinstance(word, Tensor) else torch.tensor(word, dtype=torch.int64, device=key.device)
+        key = _mix(_mix(word + _GOLDEN) ^ (key * _MIX_2 + _GOLDEN))
+    return key
+
+
+def bits(key: Tensor, *shape: int) -> Tensor:
+    """64 random bits an element, as int64: the first words of the key's stream."""
+    counter = torch.arange(math.prod(shape), dtype=torch.int64, device=key.device)
+    return _mix(key + (counter + 1) * _GOLDEN).reshape(shape)
+
+
+def uniform(key: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Uniform on [0, 1): 53 random bits for float64, 24 for the others, so that 1 is never reached by rounding.
+
+    >>> u = uniform(key(1), 1000)
+    >>> bool((u >= 0).all() and (u < 1).all())
+    True
+    """
+    digits = 53 if dtype == torch.float64 else 24
+    return (_shift(bits(key, *shape), 64 - digits).to(torch.float64) * 2.0**-digits).to(dtype)
+
+
+def normal(key: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Standard normal by Box and Muller's transform of two float64 uniforms.
+
+    >>> normal(key(1), 2, 3).shape
+    torch.Size([2, 3])
+    """
+    u = uniform(key, 2, *shape, dtype=torch.float64)
+    radius = torch.sqrt(-2.0 * torch.log1p(-u[0]))
+    return (radius * torch.cos(2.0 * math.pi * u[1])).to(dtype)
+
+
+def integers(key: Tensor, high: int, *shape: int) -> Tensor:
+    """Uniform integers in [0, high), by scaling a 53-bit uniform (a bias below ``high`` · 2⁻⁵³)."""
+    return (uniform(key, *shape, dtype=torch.float64) * high).to(torch.int64)
+
+
+def permutation(key: Tensor, length: int, count: Tensor | int | None = None) -> Tensor:
+    """A random order of 0 … length − 1 in which the first ``count`` places hold 0 … count − 1.
+
+    What lies in the first ``count`` places does not depend on ``length``: a padded client is shuffled as if it weren't.
+
+    Args:
+        key: int64, shape ``()``.
+        length: how many positions the result has; a Python integer.
+        count: how many of them are real; default: all.
+
+    Returns:
+        int64 of shape ``(length,)``.
+
+    >>> order = permutation(key(5), 6, 4)
+    >>> sorted(order[:4].tolist())
+    [0, 1, 2, 3]
+    >>> bool((permutation(key(5), 4) == order[:4]).all())
+    True
+    """
+    order = bits(key, length)
+    if count is not None:
+        order = torch.where(torch.arange(length, device=key.device) < count, order, _LARGEST)
+    return torch.argsort(order, stable=True)
+
+
+@contextmanager
+def torch_generator(key: Tensor) -> Iterator[None]:
+    """Torch's own CPU generator, seeded from the key inside and as it was before outside.
+
+    For what only draws by that generator: dropout, ``nn.Module.reset_parameters``.
+    """
+    state = torch.random.get_rng_state()
+    torch.default_generator.manual_seed(int(key))
+    try:
+        yield
+    finally:
+        torch.random.set_rng_state(state)

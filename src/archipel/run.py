@@ -1,0 +1,221 @@
+"""A trained federation: what ``fit`` returns and ``load`` reads back, ready to route and predict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from archipel.algorithm import Algorithm, Predicts, PredictsGlobally, Routes
+from archipel.checkpoint import Checkpoint
+from archipel.data.arrays import Values
+from archipel.data.federation import Federation
+from archipel.data.inputs import Inputs
+from archipel.evaluate import PIECE, vote
+from archipel.trees import Tree
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What serving must know of the federation, without its data.
+
+    Args:
+        inputs: shape and normalisation.
+        classes: names, or ``None`` for regression.
+        names: the clients'.
+        sizes: training examples each holds.
+    """
+
+    inputs: Inputs
+    classes: tuple[str, ...] | None
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, federation: Federation) -> Facts:
+        names = tuple(client.name for client in federation.clients)
+        return cls(federation.inputs, federation.classes, names, tuple(federation.sizes.tolist()))
+
+    @classmethod
+    def from_json(cls, facts: dict[str, Any]) -> Facts:
+        classes = None if facts["classes"] is None else tuple(facts["classes"])
+        return cls(Inputs(**facts["inputs"]), classes, tuple(facts["names"]), tuple(facts["sizes"]))
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Where queries belong.
+
+    Args:
+        clients: ``(n,)`` int64, the most likely client of each query.
+        probabilities: ``(n, m)`` posterior over clients.
+        names: the clients' names.
+    """
+
+    clients: Tensor
+    probabilities: Tensor
+    names: tuple[str, ...]
+
+    def ranked(self, top: int = 3) -> list[list[tuple[str, float]]]:
+        """For each query its most likely clients with their probabilities, best first."""
+        best = self.probabilities.topk(min(top, len(self.names)))
+        return [
+            [(self.names[i], p) for i, p in zip(ids, ps, strict=True)]
+            for ids, ps in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Answers to queries.
+
+    Args:
+        values: ``(n, K)`` class probabilities, or ``(n, outputs)`` values of a regression.
+        labels: the most likely class's name for each query; ``None`` for regression.
+        answered_by: who answered each query: a client's name, ``"global model"`` or ``"vote"``.
+    """
+
+    values: Tensor
+    labels: list[str] | None
+    answered_by: list[str]
+
+
+@dataclass
+class Run:
+    """A trained federation.
+
+    Args:
+        algorithm: what was run.
+        server: the server's state after the last round.
+        clients: every client's state.
+        facts: the federation's classes, names, sizes and preprocessing.
+        history: a record a round: loss, traffic, seconds, dropped clients, and metrics where it was evaluated.
+        table: the last evaluation's row for each client.
+    """
+
+    algorithm: Algorithm
+    server: Tree
+    clients: Sequence[Tree]
+    facts: Facts
+    history: list[dict[str, Any]] = field(default_factory=list)
+    table: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The last round's metrics."""
+        found = self.history[-1].get("metrics", {}) if self.history else {}
+        return dict(found)
+
+    @torch.no_grad()
+    def route(self, x: Values) -> Routing:
+        """Tells whose each query most likely is.
+
+        Args:
+            x: raw queries as the user has them; they are prepared as the training data were.
+
+        Raises:
+            TypeError: the algorithm has no router.
+        """
+        if not isinstance(self.algorithm, Routes):
+            raise TypeError(
+                f"{type(self.algorithm).__name__} doesn't route queries. Train a method that does (FedSPM), or ask one "
+                "client with predict(x, client=NAME)."
+            )
+        queries = self.facts.inputs.prepare(x)
+        posterior = torch.cat([self.algorithm.route(self.server, piece) for piece in queries.split(PIECE)]).exp()
+        return Routing(posterior.argmax(-1), posterior, self.facts.names)
+
+    @torch.no_grad()
+    def predict(self, x: Values, client: str | int | None = None) -> Prediction:
+        """Answers queries.
+
+        Args:
+            x: raw queries.
+            client: whose personal model answers, by name or number. ``None``: the client each query is routed to;
+                where the method has no router its global model; where it has neither, a vote of all clients.
+
+        Raises:
+            ValueError: no such client.
+        """
+        queries = self.facts.inputs.prepare(x)
+        m, n = len(self.facts.names), len(queries)
+        if client is not None:
+            index = self._index(client)
+            return self._prediction(self._ask(index, queries), [self.facts.names[index]] * n)
+        if isinstance(self.algorithm, Routes):
+            routed = self.route(x).clients
+            answers: Tensor | None = None
+            for index in routed.unique().tolist():
+                mine = routed == index
+                found = self._ask(index, queries[mine])
+                answers = found.new_zeros(n, found.shape[-1]) if answers is None else answers
+                answers[mine] = found
+            assert answers is not None
+            return self._prediction(answers, [self.facts.names[i] for i in routed.tolist()])
+        if isinstance(self.algorithm, PredictsGlobally):
+            algorithm = self.algorithm
+            pieces = [algorithm.predict_global(self.server, piece) for piece in queries.split(PIECE)]
+            return self._prediction(torch.cat(pieces), ["global model"] * n)
+        votes = torch.stack([self._ask(index, queries) for index in range(m)])
+        if self.facts.classes is None:
+            return Prediction(votes.mean(0), None, ["vote"] * n)
+        winners = [self.facts.classes[k] for k in vote(votes).tolist()]
+        return Prediction(votes.exp().mean(0), winners, ["vote"] * n)
+
+    def _index(self, client: str | int) -> int:
+        names = self.facts.names
+        if isinstance(client, str) and client in names:
+            return names.index(client)
+        if isinstance(client, int) and 0 <= client < len(names):
+            return client
+        raise ValueError(f"There is no client {client!r}; there are {', '.join(names[:20])}, or 0 to {len(names) - 1}.")
+
+    def _ask(self, client: int, queries: Tensor) -> Tensor:
+        if not isinstance(self.algorithm, Predicts):
+            assert isinstance(self.algorithm, PredictsGlobally)
+            algorithm = self.algorithm
+            return torch.cat([algorithm.predict_global(self.server, piece) for piece in queries.split(PIECE)])
+        state = self.clients[client]
+        return torch.cat([self.algorithm.predict(self.server, state, piece) for piece in queries.split(PIECE)])
+
+    def _prediction(self, answers: Tensor, answered_by: list[str]) -> Prediction:
+        if self.facts.classes is None:
+            return Prediction(answers, None, answered_by)
+        labels = [self.facts.classes[k] for k in answers.argmax(-1).tolist()]
+        return Prediction(answers.exp(), labels, answered_by)
+
+    def save(self, folder: str | Path, identity: dict[str, Any] | None = None) -> None:
+        """Writes states, facts and history to ``folder/checkpoint``, with what tells this run from others."""
+        facts = {"serving": self.facts.to_json(), "history": self.history, "table": self.table}
+        facts["identity"] = identity or {}
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        Checkpoint(len(self.history), self.server, self.clients, facts).save(Path(folder))
+
+    @classmethod
+    def read(cls, folder: str | Path, algorithm: Algorithm) -> Run:
+        """A run from its folder, with the algorithm object it was trained with.
+
+        Raises:
+            FileNotFoundError: there is no checkpoint.
+        """
+        checkpoint = Checkpoint.load(Path(folder))
+        if checkpoint is None:
+            raise FileNotFoundError(
+                f"There is no run in {folder}: it has no checkpoint. Train one with `archipel run`."
+            )
+        facts = checkpoint.facts
+        return cls(
+            algorithm,
+            checkpoint.server,
+            checkpoint.clients,
+            Facts.from_json(facts["serving"]),
+            facts["history"],
+            facts["table"],
+        )

@@ -1,0 +1,327 @@
+"""What is learnt: a network used as a function of its parameters, and tasks that give it a loss per example."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own name for it)
+from torch import Tensor, nn
+
+from archipel import keys
+from archipel.data.inputs import Inputs
+from archipel.local import Batch, batched
+from archipel.trees import Tree
+
+if TYPE_CHECKING:
+    from archipel.data.federation import Federation
+
+Initial = Literal["keyed", "given"]
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """A module ``(n, *shape) → (n, features)`` as a function of parameters and raw inputs.
+
+    Inputs are normalised here, so that training, evaluation and serving can't differ. Parameters are trees by the
+    module's own names, nested at the dots.
+
+    Args:
+        module: any ``torch.nn.Module``.
+        inputs: how raw inputs are normalised; ``None``: they are used as they come.
+        initial: ``"keyed"`` draws fresh weights from the run's key through every submodule's ``reset_parameters``;
+            ``"given"`` starts from the weights the module has (pretrained ones, say).
+
+    Raises:
+        ValueError: a submodule owns parameters and has no ``reset_parameters``, with ``initial="keyed"``.
+
+    >>> network = Network(nn.Linear(4, 2))
+    >>> params, buffers = network.init(keys.key(0))
+    >>> network(params, buffers, torch.zeros(3, 4))[0].shape
+    torch.Size([3, 2])
+    """
+
+    module: nn.Module
+    inputs: Inputs | None = None
+    initial: Initial = "keyed"
+
+    def __post_init__(self) -> None:
+        if self.initial not in ("keyed", "given"):
+            raise ValueError(f"Network's initial must be 'keyed' or 'given'; given {self.initial!r}.")
+        if self.initial == "keyed":
+            for name, module in self.module.named_modules():
+                if any(True for _ in module.parameters(recurse=False)) and not hasattr(module, "reset_parameters"):
+                    raise ValueError(
+                        f"The submodule {name or 'at the root'} ({type(module).__name__}) has parameters "
+                        "of its own but no reset_parameters(), so it can't be drawn afresh from the run's seed. Give it "
+                        "one, or use initial='given' to start from the weights it has."
+                    )
+
+    def init(self, key: Tensor) -> tuple[Tree, Tree]:
+        """Parameters and buffers to start from."""
+        module = copy.deepcopy(self.module)
+        if self.initial == "keyed":
+            with keys.torch_generator(key):
+                for part in module.modules():
+                    if hasattr(part, "reset_parameters"):
+                        part.reset_parameters()
+        params = {name: p.detach().clone() for name, p in module.named_parameters()}
+        buffers = {name: b.detach().clone() for name, b in module.named_buffers()}
+        return _nest(params), _nest(buffers)
+
+    def features(self) -> int:
+        """The width of the output, found by a dry run.
+
+        Raises:
+            ValueError: the network doesn't know its inputs, or its output isn't ``(n, features)``.
+        """
+        if self.inputs is None:
+            raise ValueError("The network doesn't know the shape of its inputs: make it as Network(module, inputs).")
+        shape = self.inputs.shape
+        was = self.module.training
+        with torch.no_grad():
+            out = torch.func.functional_call(self.module.eval(), {}, (torch.zeros(1, *shape),))
+        self.module.train(was)
+        if out.dim() != 2:
+            raise ValueError(
+                f"The encoder must map (n, *{shape}) to (n, features); it gave {tuple(out.shape)} for n = 1."
+            )
+        return int(out.shape[1])
+
+    def __call__(self, params: Tree, buffers: Tree, x: Tensor, train: bool = False) -> tuple[Tensor, Tree]:
+        """Outputs, and the buffers as they are afterwards (changed only by training: BatchNorm's statistics)."""
+        named = {name: t.clone() if train else t for name, t in _unnest(buffers).items()}
+        x = self.inputs.normalise(x) if self.inputs is not None else x
+        if x.dim() == 4 and not batched():
+            # Convolutions run a quarter faster in this format on CPUs; vmap has no rule for it.
+            x = x.contiguous(memory_format=torch.channels_last)
+        if self.module.training is not train:
+            self.module.train(train)
+        out = torch.func.functional_call(self.module, (_unnest(params), named), (x,))
+        return out, _nest(named) if train else buffers
+
+
+@dataclass(frozen=True, eq=False)
+class Copies:
+    """C encoders for C components: one shared by all, or independent copies of one network.
+
+    Args:
+        network: the encoder.
+        count: C.
+        shared: one set of parameters for all components, or one each.
+    """
+
+    network: Network
+    count: int
+    shared: bool
+
+    def init(self, key: Tensor) -> tuple[Tree, Tree]:
+        if self.shared:
+            return self.network.init(key)
+        drawn = [self.network.init(keys.fold(key, c)) for c in range(self.count)]
+        buffers = {str(c): buffers for c, (_, buffers) in enumerate(drawn) if buffers}
+        return {str(c): params for c, (params, _) in enumerate(drawn)}, buffers
+
+    def __call__(self, params: Tree, buffers: Tree, x: Tensor, train: bool = False) -> tuple[Tensor, Tree]:
+        """``(n, C, features)``, and the buffers afterwards."""
+        if self.shared:
+            z, buffers = self.network(params, buffers, x, train)
+            return z[:, None].expand(-1, self.count, -1), buffers
+        passes = {c: self.network(params[c], buffers.get(c, {}), x, train) for c in params}
+        after = {c: buffers for c, (_, buffers) in passes.items() if buffers}
+        return torch.stack([z for z, _ in passes.values()], dim=1), after
+
+
+def _nest(named: dict[str, Tensor]) -> Tree:
+    root: dict[str, Any] = {}
+    for path, value in named.items():
+        *parents, last = path.split(".")
+        node = root
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = value
+    return root
+
+
+def _unnest(tree: Tree, prefix: str = "") -> dict[str, Tensor]:
+    named: dict[str, Tensor] = {}
+    for name, child in tree.items():
+        path = f"{prefix}{name}"
+        named |= _unnest(child, path + ".") if isinstance(child, dict) else {path: child}
+    return named
+
+
+def linear_init(key: Tensor, outputs: int, features: int, dtype: torch.dtype = torch.float32) -> Tree:
+    """A linear head's parameters, uniform on ±1/√features as ``torch.nn.Linear`` draws them.
+
+    >>> {name: tuple(p.shape) for name, p in linear_init(keys.key(0), 3, 5).items()}
+    {'weight': (3, 5), 'bias': (3,)}
+    """
+    bound = features**-0.5
+    weight = keys.uniform(keys.fold(key, "weight"), outputs, features, dtype=dtype)
+    bias = keys.uniform(keys.fold(key, "bias"), outputs, dtype=dtype)
+    return {"weight": bound * (2 * weight - 1), "bias": bound * (2 * bias - 1)}
+
+
+def linear(head: Tree, z: Tensor) -> Tensor:
+    """``(n, features) → (n, outputs)``."""
+    return F.linear(z, head["weight"], head["bias"])
+
+
+class Criterion(Protocol):
+    """How outputs are scored against a target, and how they are reported."""
+
+    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """``(n, K)`` outputs and n targets → ``(n,)`` losses."""
+
+    def report(self, outputs: Tensor) -> Tensor:
+        """What ``predict`` returns of the outputs."""
+
+    def mix(self, log_weights: Tensor, outputs: Tensor) -> Tensor:
+        """The same for a mixture: ``(n, C)`` log-weights of components with ``(n, C, K)`` outputs."""
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """−log softmax(outputs)_y; reports log-probabilities."""
+
+    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, y, reduction="none")
+
+    def report(self, outputs: Tensor) -> Tensor:
+        return F.log_softmax(outputs, dim=-1)
+
+    def mix(self, log_weights: Tensor, outputs: Tensor) -> Tensor:
+        return torch.logsumexp(log_weights[..., None] + F.log_softmax(outputs, dim=-1), dim=1)
+
+
+@dataclass(frozen=True)
+class SquaredError:
+    """½‖outputs − y‖², minus the log-density of a unit-variance normal up to a constant; reports the outputs."""
+
+    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        y = y[:, None] if y.dim() == 1 else y
+        return 0.5 * (outputs - y.to(outputs.dtype)).square().sum(-1)
+
+    def report(self, outputs: Tensor) -> Tensor:
+        return outputs
+
+    def mix(self, log_weights: Tensor, outputs: Tensor) -> Tensor:
+        return (log_weights.exp()[..., None] * outputs).sum(1)
+
+
+class Task(Protocol):
+    """What an algorithm needs of a task: parameters to start from and a loss per example."""
+
+    def init(self, key: Tensor) -> Tree:
+        """Parameters, a tree; what stands under ``"buffers"`` isn't trained."""
+
+    def loss(self, params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
+        """``(B,)`` losses, and the buffers after this batch in training."""
+
+    def predict(self, params: Tree, x: Tensor) -> Tensor:
+        """Log-probabilities or values."""
+
+
+@dataclass(frozen=True, eq=False)
+class Supervised:
+    """An encoder, a linear head and a criterion, as :func:`classification` and :func:`regression` make them.
+
+    Parameters are ``{"encoder": …, "head": {"weight", "bias"}}``, and ``"buffers"`` where the encoder has some, so that
+    a method can share one part and keep another.
+
+    Args:
+        encoder: ``(n, *shape) → (n, features)``.
+        features: the encoder's output width.
+        outputs: K, the head's.
+        criterion: the loss.
+    """
+
+    encoder: Network
+    features: int
+    outputs: int
+    criterion: Criterion
+
+    def init(self, key: Tensor) -> Tree:
+        params, buffers = self.encoder.init(keys.fold(key, "encoder"))
+        head = linear_init(keys.fold(key, "head"), self.outputs, self.features)
+        return {"encoder": params, "head": head} | ({"buffers": buffers} if buffers else {})
+
+    def loss(self, params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
+        z, buffers = self.encoder(params["encoder"], params.get("buffers", {}), batch["x"], train=True)
+        return self.criterion.loss(linear(params["head"], z), batch["y"]), buffers
+
+    def predict(self, params: Tree, x: Tensor) -> Tensor:
+        z, _ = self.encoder(params["encoder"], params.get("buffers", {}), x)
+        return self.criterion.report(linear(params["head"], z))
+
+
+@dataclass(frozen=True, eq=False)
+class Whole:
+    """Any module with a per-example loss, taken as one piece: for methods that don't part encoder and head.
+
+    Parameters are ``{"module": …}``, and ``"buffers"`` where the module has some.
+
+    >>> task = Whole(Network(nn.Linear(4, 3)), CrossEntropy())
+    >>> task.predict(task.init(keys.key(0)), torch.zeros(2, 4)).exp().sum(1)
+    tensor([1., 1.])
+    """
+
+    module: Network
+    criterion: Criterion
+
+    def init(self, key: Tensor) -> Tree:
+        params, buffers = self.module.init(keys.fold(key, "encoder"))
+        return {"module": params} | ({"buffers": buffers} if buffers else {})
+
+    def loss(self, params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
+        outputs, buffers = self.module(params["module"], params.get("buffers", {}), batch["x"], train=True)
+        return self.criterion.loss(outputs, batch["y"]), buffers
+
+    def predict(self, params: Tree, x: Tensor) -> Tensor:
+        return self.criterion.report(self.module(params["module"], params.get("buffers", {}), x)[0])
+
+
+def classification(encoder: nn.Module, federation: Federation, *, initial: Initial = "keyed") -> Supervised:
+    """A classifier for a federation: the given encoder, and a linear head over its classes.
+
+    Args:
+        encoder: any module ``(n, *shape) → (n, features)``.
+        federation: says how inputs are normalised and how many classes there are.
+        initial: draw fresh weights from the run's key, or start from those the encoder has.
+
+    Raises:
+        ValueError: the federation's targets are not classes, or the encoder's output isn't ``(n, features)``.
+    """
+    if federation.classes is None:
+        raise ValueError(f"The federation {federation.name!r} has no classes: use archipel.regression for it.")
+    network = Network(encoder, federation.inputs, initial)
+    return Supervised(network, network.features(), len(federation.classes), CrossEntropy())
+
+
+def regression(encoder: nn.Module, federation: Federation, *, initial: Initial = "keyed") -> Supervised:
+    """A least-squares regression for a federation: the given encoder, and a linear head with one output a target.
+
+    Args and errors as for :func:`classification`.
+    """
+    if federation.classes is not None:
+        raise ValueError(f"The federation {federation.name!r} has classes: use archipel.classification for it.")
+    network = Network(encoder, federation.inputs, initial)
+    y = federation.clients[0].train["y"]
+    outputs = 1 if y.dim() == 1 else int(y.shape[1])
+    return Supervised(network, network.features(), outputs, SquaredError())
+
+
+def modules_of(value: object) -> Iterator[nn.Module]:
+    """The torch modules that an algorithm holds, through its fields."""
+    if isinstance(value, nn.Module):
+        yield from value.modules()
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from modules_of(getattr(value, field.name))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from modules_of(item)

@@ -1,0 +1,222 @@
+"""Trees of tensors: what messages, replies and states are made of, and their algebra.
+
+A tree is a nested ``dict`` with string keys and tensors at the leaves; a bare tensor is a tree too. Two wrappers mark
+leaves that the engines treat specially: :class:`PerClient` in a message and :class:`PerExample` in a client's state.
+Traversal is torch's own pytree, the one that ``torch.func.vmap`` follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+_SHAPE = "A tree is a nested dict with string keys and tensors at the leaves"
+Tree = Any
+
+
+@dataclass(frozen=True)
+class PerClient:
+    """In a message: row i of every tensor goes to client i, and to nobody else.
+
+    Args:
+        table: a tree of tensors of shape ``(m, …)``, m the number of enrolled clients.
+
+    >>> PerClient(torch.arange(6.0).reshape(3, 2)).row(1)
+    tensor([2., 3.])
+    """
+
+    table: Tree
+
+    def row(self, client: int | Tensor) -> Tree:
+        return tree_map(lambda t: t[client], self.table)
+
+
+@dataclass(frozen=True)
+class PerExample:
+    """In a client's state: one row for each of its training examples, such as responsibilities.
+
+    Clients hold different numbers of examples, so these leaves are ragged over clients; engines that batch pad them.
+
+    Args:
+        values: ``(n_i, …)``; inside a batched step ``(N, …)`` with N the padded length.
+    """
+
+    values: Tensor
+
+
+pytree.register_pytree_node(
+    PerExample,
+    lambda node: ([node.values], None),
+    lambda children, _: PerExample(next(iter(children))),
+    serialized_type_name="archipel.trees.PerExample",
+)
+
+
+def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
+    """Apply a function leaf by leaf; the trees must have the same structure.
+
+    >>> tree_map(torch.add, {"a": torch.ones(2)}, {"a": torch.ones(2)})
+    {'a': tensor([2., 2.])}
+    """
+    return pytree.tree_map(function, tree, *others)
+
+
+def leaves(tree: Tree) -> list[Any]:
+    """The leaves, in the order of the keys as they were inserted."""
+    found: list[Any] = pytree.tree_leaves(tree)
+    return found
+
+
+def stack(trees: Sequence[Tree]) -> Tree:
+    """Stack trees of one structure along a new first dimension."""
+    return tree_map(lambda *rows: torch.stack(rows), trees[0], *trees[1:])
+
+
+def row(tree: Tree, index: int | Tensor) -> Tree:
+    """Entry ``index`` (or entries, for a tensor of indices) of the first dimension of every leaf."""
+    return tree_map(lambda t: t[index], tree)
+
+
+def zeros_like(tree: Tree) -> Tree:
+    return tree_map(torch.zeros_like, tree)
+
+
+def add(left: Tree, right: Tree, scale: float | Tensor = 1.0) -> Tree:
+    """``left + scale · right``.
+
+    >>> add({"a": torch.ones(2)}, {"a": torch.ones(2)}, -0.5)
+    {'a': tensor([0.5000, 0.5000])}
+    """
+    return tree_map(lambda a, b: a + scale * b, left, right)
+
+
+def dot(left: Tree, right: Tree) -> Tensor:
+    """The inner product of two trees read as one long vector each."""
+    products = [(a * b).sum() for a, b in zip(leaves(left), leaves(right), strict=True)]
+    return torch.stack(products).sum() if products else torch.zeros(())
+
+
+def norm(tree: Tree) -> Tensor:
+    """The Euclidean norm of the tree read as one long vector."""
+    return torch.sqrt(dot(tree, tree))
+
+
+def finite(tree: Tree) -> Tensor:
+    """Whether every floating leaf is free of NaN and infinities: a bool tensor of shape ``()``.
+
+    >>> finite({"a": torch.tensor([1.0, float("nan")])})
+    tensor(False)
+    """
+    found = [torch.isfinite(t).all() for t in leaves(tree) if t.is_floating_point()]
+    return torch.stack(found).all() if found else torch.tensor(True)
+
+
+def nbytes(tree: Tree) -> int:
+    """The bytes of all leaves, as they would cross a wire without framing.
+
+    >>> nbytes({"a": torch.zeros(3), "b": torch.zeros((), dtype=torch.int64)})
+    20
+    """
+    return sum(t.numel() * t.element_size() for t in leaves(tree))
+
+
+def deliver(message: Tree, client: int) -> Tree:
+    """What one client receives of a message: its own rows of ``PerClient`` leaves and all that is broadcast."""
+    return tree_map(lambda leaf: leaf.row(client) if isinstance(leaf, PerClient) else leaf, message)
+
+
+class Sum:
+    """A running sum Σ w_i · tree_i that holds one tree however many are added.
+
+    It accumulates in float64 whatever the leaves are. With integer weights (counts of examples) every product
+    w · v of a float32 leaf is exact in float64, so Σ w v / Σ w of equal values gives back the value to the bit.
+    ``mean`` restores the dtype of each leaf; integers are rounded.
+
+    >>> total = Sum()
+    >>> total.add({"a": torch.tensor([[0.0], [4.0]])}, torch.tensor([1, 3]))
+    >>> total.mean()
+    {'a': tensor([3.])}
+    """
+
+    def __init__(self) -> None:
+        self.weight = 0.0
+        self._total: Tree = None
+        self._like: Tree = None
+
+    def add(self, stacked: Tree, weights: Tensor) -> None:
+        """Adds every row of stacked trees, row i with ``weights[i]``; needs at least one row."""
+        rows = tree_map(lambda t: torch.tensordot(weights.to(torch.float64), t.to(torch.float64), dims=1), stacked)
+        first = tree_map(lambda t: t[:0], stacked)
+        if self._total is None:
+            self._total, self._like = rows, first
+        else:
+            self._total = tree_map(torch.Tensor.add_, self._total, rows)
+        self.weight += float(weights.sum())
+
+    def total(self) -> Tree:
+        """Σ w_i · tree_i in the dtype of each leaf."""
+        return self._scaled(1.0)
+
+    def mean(self) -> Tree:
+        """Σ w_i · tree_i / Σ w_i in the dtype of each leaf."""
+        return self._scaled(self.weight)
+
+    def _scaled(self, divisor: float) -> Tree:
+        if self._total is None or divisor == 0:
+            raise ValueError("Nothing to average: no tree with a positive weight was added.")
+        return tree_map(lambda t, like: _cast(t / divisor, like.dtype), self._total, self._like)
+
+
+def _cast(value: Tensor, dtype: torch.dtype) -> Tensor:
+    return value.to(dtype) if dtype.is_floating_point or dtype.is_complex else value.round().to(dtype)
+
+
+def flatten(tree: Tree, prefix: str = "") -> dict[str, Tensor]:
+    """Names with slashes for every leaf, ``PerExample`` leaves marked by a trailing ``!``.
+
+    >>> list(flatten({"model": {"weight": torch.zeros(1)}, "w": PerExample(torch.zeros(2))}))
+    ['model/weight', 'w!']
+    """
+    if isinstance(tree, Tensor):
+        return {prefix: tree}
+    if isinstance(tree, PerExample):
+        return {prefix + "!": tree.values}
+    if not isinstance(tree, dict):
+        raise TypeError(f"{_SHAPE}; at {prefix or 'the root'} stands a {type(tree).__name__}.")
+    named: dict[str, Tensor] = {}
+    for name, child in tree.items():
+        if not isinstance(name, str) or not name or "/" in name or name.endswith("!"):
+            raise TypeError(f"{_SHAPE}; the key {name!r} is not a plain name (no slash, no final '!').")
+        below = f"{prefix}/{name}" if prefix else name
+        # An empty dict has no leaf to carry its name, and a state may well hold one.
+        named |= flatten(child, below) if child != {} else {below + "/": torch.empty(0)}
+    return named
+
+
+def unflatten(named: dict[str, Tensor]) -> Tree:
+    """The inverse of :func:`flatten`.
+
+    >>> tree = {"a": {"b": torch.ones(1)}, "c": {}}
+    >>> unflatten(flatten(tree)) == tree
+    True
+    """
+    if set(named) == {""}:
+        return named[""]
+    if set(named) == {"!"}:
+        return PerExample(named["!"])
+    root: dict[str, Any] = {}
+    for path, value in named.items():
+        *parents, last = path.split("/")
+        node = root
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        if last.endswith("!"):
+            node[last[:-1]] = PerExample(value)
+        elif last:
+            node[last] = value
+    return root
