@@ -26,24 +26,26 @@ class Facts:
     Args:
         inputs: shape and normalisation.
         classes: names, or ``None`` for regression.
+        outputs: K classes, or the number of a regression's targets.
         names: the clients'.
         sizes: training examples each holds.
     """
 
     inputs: Inputs
     classes: tuple[str, ...] | None
+    outputs: int
     names: tuple[str, ...]
     sizes: tuple[int, ...]
 
     @classmethod
     def of(cls, federation: Federation) -> Facts:
         names = tuple(client.name for client in federation.clients)
-        return cls(federation.inputs, federation.classes, names, tuple(federation.sizes.tolist()))
+        return cls(federation.inputs, federation.classes, federation.outputs, names, tuple(federation.sizes.tolist()))
 
     @classmethod
     def from_json(cls, facts: dict[str, Any]) -> Facts:
         classes = None if facts["classes"] is None else tuple(facts["classes"])
-        return cls(Inputs(**facts["inputs"]), classes, tuple(facts["names"]), tuple(facts["sizes"]))
+        return cls(Inputs(**facts["inputs"]), classes, facts["outputs"], tuple(facts["names"]), tuple(facts["sizes"]))
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own name for it)
@@ -15,9 +15,6 @@ from archipel import keys
 from archipel.data.inputs import Inputs
 from archipel.local import Batch, batched
 from archipel.trees import Tree
-
-if TYPE_CHECKING:
-    from archipel.data.federation import Federation
 
 Initial = Literal["keyed", "given"]
 
@@ -285,7 +282,23 @@ class Whole:
         return self.criterion.report(self.module(params["module"], params.get("buffers", {}), x)[0])
 
 
-def classification(encoder: nn.Module, federation: Federation, *, initial: Initial = "keyed") -> Supervised:
+class Described(Protocol):
+    """What a task must know of a federation; a trained run knows it too (:class:`archipel.run.Facts`)."""
+
+    @property
+    def inputs(self) -> Inputs:
+        """How raw inputs are normalised."""
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """The classes' names; ``None`` for regression."""
+
+    @property
+    def outputs(self) -> int:
+        """K classes, or the number of targets of a regression."""
+
+
+def classification(encoder: nn.Module, federation: Described, *, initial: Initial = "keyed") -> Supervised:
     """A classifier for a federation: the given encoder, and a linear head over its classes.
 
     Args:
@@ -297,22 +310,20 @@ def classification(encoder: nn.Module, federation: Federation, *, initial: Initi
         ValueError: the federation's targets are not classes, or the encoder's output isn't ``(n, features)``.
     """
     if federation.classes is None:
-        raise ValueError(f"The federation {federation.name!r} has no classes: use archipel.regression for it.")
+        raise ValueError("The federation's targets are no classes: use archipel.regression for it.")
     network = Network(encoder, federation.inputs, initial)
-    return Supervised(network, network.features(), len(federation.classes), CrossEntropy())
+    return Supervised(network, network.features(), federation.outputs, CrossEntropy())
 
 
-def regression(encoder: nn.Module, federation: Federation, *, initial: Initial = "keyed") -> Supervised:
+def regression(encoder: nn.Module, federation: Described, *, initial: Initial = "keyed") -> Supervised:
     """A least-squares regression for a federation: the given encoder, and a linear head with one output a target.
 
     Args and errors as for :func:`classification`.
     """
     if federation.classes is not None:
-        raise ValueError(f"The federation {federation.name!r} has classes: use archipel.classification for it.")
+        raise ValueError("The federation's targets are classes: use archipel.classification for it.")
     network = Network(encoder, federation.inputs, initial)
-    y = federation.clients[0].train["y"]
-    outputs = 1 if y.dim() == 1 else int(y.shape[1])
-    return Supervised(network, network.features(), outputs, SquaredError())
+    return Supervised(network, network.features(), federation.outputs, SquaredError())
 
 
 def modules_of(value: object) -> Iterator[nn.Module]:

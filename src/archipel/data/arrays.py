@@ -1,0 +1,139 @@
+"""What users hand over, read into arrays that are sound: numbers only, finite, axes in the order models expect."""
+
+from contextlib import suppress
+from typing import Literal, TypeAlias, cast
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+Kind = Literal["image", "table", "series"]
+Array: TypeAlias = NDArray[np.generic]
+Values: TypeAlias = ArrayLike | Tensor
+
+COLOUR_CHANNELS = (1, 3)
+AXES = {
+    "image": "(n, H, W), (n, H, W, 3), (n, 3, H, W) or (n, 1, H, W)",
+    "table": "(n, features)",
+    "series": "(n, time, features)",
+}
+
+
+def as_array(values: Values, what: str) -> Array:
+    """Read a tensor, an array, an image or a list as a NumPy array.
+
+    Args:
+        values: what was given.
+        what: its name in error messages, such as "client 'A': x".
+
+    Raises:
+        ValueError: rows of different lengths.
+
+    >>> as_array([[1, 2], [3, 4]], "x").shape
+    (2, 2)
+    """
+    if isinstance(values, Tensor):
+        tensor = values.detach().cpu()
+        # NumPy has no bfloat16, and float16 sums overflow early.
+        return cast(Array, (tensor.float() if tensor.is_floating_point() and tensor.itemsize < 4 else tensor).numpy())
+    try:
+        return np.asarray(values)
+    except ValueError as error:
+        raise ValueError(f"{what} isn't an array: its rows have different lengths. Give all the same shape.") from error
+
+
+def as_numbers(values: Values, what: str) -> Array:
+    """Read values that must be real, finite numbers, the first axis running over examples.
+
+    Raises:
+        ValueError: text, objects, complex numbers, NaN or infinity, with how many rows hold them.
+
+    >>> as_numbers([[0.0], [float("nan")]], "client 'A': x")
+    Traceback (most recent call last):
+    ValueError: client 'A': x holds NaN or infinite values in 1 of 2 rows (the first: row 1). Drop or fill them.
+    """
+    array = as_array(values, what)
+    if array.dtype.kind == "O":
+        with suppress(TypeError, ValueError):  # numbers in a list with None, or of a data frame
+            array = array.astype(np.float64)
+    if array.dtype.kind not in "buif":
+        raise ValueError(f"{what} holds {array.dtype} values; numbers are needed. Encode text and categories first.")
+    refuse_not_finite(array, what)
+    return array
+
+
+def refuse_not_finite(array: Array, what: str) -> None:
+    """Refuse NaN and infinity, naming how many rows hold them, also where only float32 can't hold the value."""
+    if array.dtype.kind != "f":
+        return
+    with np.errstate(over="ignore"):
+        finite = np.isfinite(array.astype(np.float32, copy=False))
+    if finite.all():
+        return
+    rows = np.flatnonzero(~finite.reshape(len(array), -1).all(axis=1)) if array.ndim else np.array([0])
+    total = len(array) if array.ndim else 1
+    kind = "NaN or infinite values" if not np.isfinite(array).all() else "values too large for float32"
+    raise ValueError(
+        f"{what} holds {kind} in {len(rows)} of {total} rows (the first: row {rows[0]}). Drop or fill them."
+    )
+
+
+def guess_kind(array: Array, what: str) -> Kind:
+    """Tell images, tables and series apart by the number of axes, where that is enough.
+
+    >>> guess_kind(np.zeros((5, 13)), "x")
+    'table'
+    """
+    if array.ndim == 2:
+        return "table"
+    if array.ndim == 4 or (array.ndim == 3 and array.dtype == np.uint8):
+        return "image"
+    if array.ndim == 3:
+        raise ValueError(
+            f"{what} has shape {array.shape} and could be grey images (n, H, W) or series (n, time, features); "
+            'say which by kind="image" or kind="series".'
+        )
+    expected = "; ".join(f"{kind}: {axes}" for kind, axes in AXES.items())
+    raise ValueError(f"{what} has shape {array.shape}; expected are {expected}.")
+
+
+def batch_of(array: Array, kind: Kind, what: str) -> Array:
+    """Bring a batch to the axes of its kind, images channels first, and to uint8 or float32.
+
+    Images may have their channels first or last: the axis of size 1 or 3, else the smaller one; the first, if in doubt.
+    Whole numbers are uint8 in images, and must fit; in tables and series they become float32.
+
+    >>> batch_of(np.zeros((5, 28, 28), np.uint8), "image", "x").shape
+    (5, 1, 28, 28)
+    """
+    axes = {"image": (3, 4), "table": (2,), "series": (3,)}[kind]
+    if array.ndim not in axes or 0 in array.shape[1:]:
+        raise ValueError(f"{what} has shape {array.shape}; {kind} data are {AXES[kind]}.")
+    if kind != "image":
+        return array.astype(np.float32)
+    if array.ndim == 3:
+        array = array[:, None]
+    else:
+        first, last = array.shape[1], array.shape[3]
+        if first not in COLOUR_CHANNELS and (last in COLOUR_CHANNELS or last < first):
+            array = array.transpose(0, 3, 1, 2)
+    return array.astype(np.float32) if array.dtype.kind == "f" else as_bytes(array, what)
+
+
+def as_bytes(array: Array, what: str) -> NDArray[np.uint8]:
+    """Read grey values as uint8: whole numbers from 0 to 255, floats from 0 to 1 times 255, booleans as 0 and 255.
+
+    >>> as_bytes(np.array([0.0, 0.5, 1.0]), "x").tolist()
+    [0, 128, 255]
+    """
+    if array.dtype == np.uint8:
+        return array.astype(np.uint8, copy=False)
+    top = 255 if array.dtype.kind in "iu" else 1
+    numbers = array.astype(np.float64)
+    low, high = (numbers.min(), numbers.max()) if numbers.size else (0, 0)
+    if low < 0 or high > top:
+        raise ValueError(
+            f"{what} holds values from {low:g} to {high:g}; grey values are whole numbers from 0 to 255, "
+            "or floats from 0 to 1. Scale them."
+        )
+    return np.floor(numbers * (255 / top) + 0.5).astype(np.uint8)

@@ -1,0 +1,222 @@
+"""A federation: clients with their examples, what is fed to models, and the truth behind the data where it's known."""
+
+import hashlib
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from archipel.data.arrays import AXES, Kind, Values, as_numbers, batch_of, guess_kind
+from archipel.data.inputs import Inputs
+from archipel.data.labels import read_labels
+from archipel.data.partitions import check_fractions, train_test_split
+
+Columns = dict[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Client:
+    """One client's examples, in splits of columns "x" (n, *shape) and "y" (n,) int64, or float32 targets.
+
+    Attributes:
+        name: unique in the federation.
+        train: what it trains on.
+        test: what it's tested on; no rows where nothing was set aside.
+        validation: what choices are made on, None where nothing was set aside.
+        truth: by split, columns that only evaluation may see, as "component", "label" (before its permutation) and
+            "index" (the row in the source). Kept apart, so that no algorithm finds them in its data.
+    """
+
+    name: str
+    train: Columns
+    test: Columns
+    validation: Columns | None = None
+    truth: dict[str, Columns] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{split}={len(columns['y'])}" for split, columns in self.splits.items())
+        return f"Client({self.name!r}, {sizes})"
+
+    @property
+    def splits(self) -> dict[str, Columns]:
+        """The splits that exist, by name."""
+        parts = {"train": self.train, "test": self.test}
+        return parts | ({} if self.validation is None else {"validation": self.validation})
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """All clients of a federation.
+
+    Attributes:
+        name: how it's called in reports.
+        clients: m clients.
+        inputs: shape and normalisation of what models are fed.
+        classes: the classes' names in the order of their codes; None for a regression.
+        truth: how the data were made, where that's known.
+
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> arrays = [(rng.normal(size=(n, 5)), np.arange(n) % 2) for n in (10, 20)]
+    >>> federation = Federation.from_arrays(arrays, test=0.3, names=["Nice", "Lyon"])
+    >>> print(federation)
+    arrays: 2 clients, 21 training examples, 2 classes (0, 1), table (5,)
+    client  train  test  classes
+    Nice        7     3        2
+    Lyon       14     6        2
+    """
+
+    name: str
+    clients: tuple[Client, ...]
+    inputs: Inputs
+    classes: tuple[str, ...] | None
+    truth: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        names = [client.name for client in self.clients]
+        if not names:
+            raise ValueError("a federation has one client or more; none was given.")
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"two clients are called {twice!r}; give each a name of its own.")
+
+    @classmethod
+    def from_arrays(
+        cls,
+        arrays: Sequence[tuple[Values, Values]],
+        *,
+        test: float = 0.3,
+        validation: float = 0.0,
+        seed: int = 0,
+        names: Sequence[str] | None = None,
+        classes: Sequence[str] | None = None,
+        kind: Kind | Literal["auto"] = "auto",
+        name: str = "arrays",
+    ) -> Self:
+        """Make a federation of your arrays, one pair (X, y) a client.
+
+        Each client's examples are divided at random, and every example is in exactly one split.
+
+        Args:
+            arrays: per client X: images (n, H, W), (n, H, W, 3) or (n, 3, H, W), uint8 or float; tables (n, d); series
+                (n, t, d); and y: (n,) whole numbers or text for classes, (n,) or (n, d) floats for a regression.
+            test: fraction of each client's examples that are kept for testing.
+            validation: fraction kept for validation, cut from the rest.
+            seed: what determines the splits.
+            names: the clients' names; "client-0", … if not given.
+            classes: the classes' names, in the order of their codes; found in the data if not given.
+            kind: "image", "table" or "series", where it doesn't follow from the shapes.
+            name: the federation's name.
+
+        Raises:
+            ValueError: data that don't fit together, are empty or not finite; the message names the client.
+
+        Warns:
+            UserWarning: a client has one class only.
+        """
+        check_fractions(test, validation)
+        if seed < 0:
+            raise ValueError(f"seed is {seed}; it is a whole number, 0 or more.")
+        names = [f"client-{i}" for i in range(len(arrays))] if names is None else [str(given) for given in names]
+        if len(names) != len(arrays):
+            raise ValueError(f"names has {len(names)} entries for {len(arrays)} clients; give one each.")
+        if not names:
+            raise ValueError("arrays is empty; give one pair (X, y) a client.")
+        xs = _read_examples([pair[0] for pair in arrays], names, kind)
+        ys, known = read_labels([pair[1] for pair in arrays], names, classes)
+        for x, y, who in zip(xs, ys, names, strict=True):
+            if len(x) != len(y):
+                raise ValueError(f"client {who!r}: x has {len(x)} examples, but y has {len(y)}; give one y an example.")
+        clients = []
+        for i, (x, y, who) in enumerate(zip(xs, ys, names, strict=True)):
+            stream = np.random.SeedSequence(seed, spawn_key=(i,))
+            parts = train_test_split(len(y), test, validation, stream, f"client {who!r}")
+            rows = {split: torch.from_numpy(index) for split, index in parts.items()}
+            columns = {split: {"x": x[index], "y": y[index]} for split, index in rows.items()}
+            clients.append(Client(who, **columns, truth={split: {"index": index} for split, index in rows.items()}))
+        for y, who in zip(ys, names, strict=True):
+            if known is not None and len(present := torch.unique(y)) == 1:
+                warnings.warn(f"client {who!r} has one class only, {known[present]!r}.", UserWarning, stacklevel=2)
+        found: Kind = "table" if xs[0].ndim == 2 else "image" if xs[0].ndim == 4 else "series"
+        inputs = Inputs.fit([client.train["x"] for client in clients], found)
+        return cls(name, tuple(clients), inputs, known)
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    @property
+    def outputs(self) -> int:
+        """K classes, or the number of a regression's targets."""
+        y = self.clients[0].train["y"]
+        return len(self.classes) if self.classes is not None else 1 if y.dim() == 1 else int(y.shape[1])
+
+    @property
+    def sizes(self) -> Tensor:
+        """(m,) int64 training examples that each client holds."""
+        return torch.tensor([len(client.train["y"]) for client in self.clients])
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 over names, shapes and values of all clients' splits: equal where the data are."""
+        digest = hashlib.sha256()
+        for client in self.clients:
+            for split, columns in client.splits.items():
+                for column, values in sorted(columns.items()):
+                    header = f"{client.name}/{split}/{column}/{values.dtype}/{tuple(values.shape)}"
+                    digest.update(header.encode())
+                    digest.update(values.numpy().tobytes())
+        return digest.hexdigest()
+
+    def card(self) -> str:
+        """Describe the federation in a line, and each client in a row of a table."""
+        shape = "×".join(map(str, self.inputs.shape)) if len(self.inputs.shape) > 1 else f"{self.inputs.shape}"
+        task = "regression" if self.classes is None else f"{len(self.classes)} classes ({_some(self.classes)})"
+        head = f"{self.name}: {len(self)} clients, {int(self.sizes.sum())} training examples, {task}, "
+        columns = ["client", *self.clients[0].splits, *([] if self.classes is None else ["classes"])]
+        rows = [columns]
+        for client in self.clients:
+            row = [client.name, *(str(len(part["y"])) for part in client.splits.values())]
+            rows.append(row if self.classes is None else [*row, str(len(torch.unique(client.train["y"])))])
+        widths = [max(len(row[j]) for row in rows) for j in range(len(columns))]
+        lines = [
+            "  ".join(
+                cell.rjust(w) if j else cell.ljust(w) for j, (cell, w) in enumerate(zip(row, widths, strict=True))
+            )
+            for row in rows
+        ]
+        return "\n".join([f"{head}{self.inputs.kind} {shape}", *lines])
+
+    def __str__(self) -> str:
+        return self.card()
+
+    def __repr__(self) -> str:
+        return f"Federation({self.name!r}, {len(self)} clients, {int(self.sizes.sum())} training examples)"
+
+
+def _read_examples(xs: Sequence[Values], names: Sequence[str], kind: Kind | Literal["auto"]) -> list[Tensor]:
+    """Read all clients' x alike, (n_i, *shape), uint8 or float32; refuse what's empty or unlike the first."""
+    if kind not in ("auto", *AXES):
+        raise ValueError(f"kind is {kind!r}; it is one of auto, {', '.join(AXES)}.")
+    tensors: list[Tensor] = []
+    for x, name in zip(xs, names, strict=True):
+        what = f"client {name!r}: x"
+        array = as_numbers(x, what)
+        if array.ndim and not len(array):
+            raise ValueError(f"client {name!r} has no examples. Leave it out, or give it some.")
+        tensors.append(torch.tensor(batch_of(array, guess_kind(array, what) if kind == "auto" else kind, what)))
+        first, last = tensors[0], tensors[-1]
+        if last.shape[1:] != first.shape[1:] or last.dtype != first.dtype:
+            raise ValueError(
+                f"{what} holds {last.dtype} examples of shape {tuple(last.shape[1:])}, but client {names[0]!r} has "
+                f"{first.dtype} ones of {tuple(first.shape[1:])}. Bring all clients to the same form."
+            )
+    return tensors
+
+
+def _some(names: tuple[str, ...], shown: int = 10) -> str:
+    return ", ".join(names[:shown]) + (", …" if len(names) > shown else "")

@@ -1,0 +1,212 @@
+"""What a model is fed: the shape of an example, and how raw values become normalised ones."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from archipel.data.arrays import Array, Kind, Values, as_bytes, as_numbers
+from archipel.data.shifts import BATCH, resize
+
+# Relative to the mean square; float32 resolves 6e-8 of a value, so what varies less doesn't vary.
+CONSTANT = 1e-14
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The preprocessing of a federation, learnt from training data and saved with every run.
+
+    An example's channels are an image's first axis, a table's features, a series' last axis. Normalisation is
+    (x / scale − mean) / std, per channel.
+
+    Attributes:
+        kind: "image", "table" or "series".
+        shape: of one example as the model sees it: (3, 28, 28), (13,), (128, 6).
+        scale: raw values are divided by it. 255 means that images are stored as uint8; float data have 1.
+        mean: per channel, after scaling.
+        std: per channel, after scaling; 1 where a channel is constant.
+
+    >>> inputs = Inputs("table", shape=(2,), scale=1.0, mean=(1.0, 2.0), std=(1.0, 2.0))
+    >>> inputs.normalise(torch.tensor([[1.0, 4.0]]))
+    tensor([[0., 1.]])
+    """
+
+    kind: Kind
+    shape: tuple[int, ...]
+    scale: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        # Read back from JSON or YAML, tuples are lists.
+        for field, number in (("shape", int), ("mean", float), ("std", float)):
+            object.__setattr__(self, field, tuple(number(value) for value in getattr(self, field)))
+        axes = {"image": 3, "table": 1, "series": 2}
+        if self.kind not in axes:
+            raise ValueError(f"kind is {self.kind!r}; it is one of {', '.join(axes)}.")
+        if len(self.shape) != axes[self.kind] or min(self.shape) < 1:
+            raise ValueError(f"shape is {self.shape}; an example of kind {self.kind} has {axes[self.kind]} axes.")
+        if not (math.isfinite(self.scale) and self.scale > 0):
+            raise ValueError(f"scale is {self.scale}; raw values are divided by it, so it is above 0.")
+        channels = self.shape[_channel_axis(self.kind)]
+        if len(self.mean) != channels or len(self.std) != channels or min(self.std) <= 0:
+            raise ValueError(
+                f"mean has {len(self.mean)} and std {len(self.std)} values; "
+                f"{channels} channels need {channels} of each, and every std is above 0."
+            )
+
+    @classmethod
+    def fit(cls, columns: Sequence[Tensor], kind: Kind) -> Self:
+        """Learn mean and standard deviation from the training examples of all clients.
+
+        Each client contributes what it could send in a federation: its number of values, and per channel their sum and
+        sum of squares. These are added up; nothing else is looked at.
+
+        Args:
+            columns: per client (n_i, *shape), uint8 or float.
+            kind: "image", "table" or "series".
+
+        Returns:
+            Inputs with scale 255 for uint8, else 1.
+
+        >>> Inputs.fit([torch.tensor([[0.0], [2.0]]), torch.tensor([[4.0], [2.0]])], "table").mean
+        (2.0,)
+        """
+        sent = [channel_sums(x, kind) for x in columns]
+        count = sum(number for number, _ in sent)
+        if not count:
+            raise ValueError("there are no training examples to learn mean and standard deviation from.")
+        scale = 1.0 if columns[0].is_floating_point() else 255.0
+        mean, square = torch.stack([sums for _, sums in sent]).sum(0) / count
+        variance = square - mean.square()
+        std = torch.where(variance > CONSTANT * square, variance, scale**2).clamp_min(0).sqrt()
+        return cls(
+            kind=kind,
+            shape=tuple(columns[0].shape[1:]),
+            scale=scale,
+            mean=tuple((mean / scale).tolist()),
+            std=tuple((std / scale).tolist()),
+        )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """How examples are stored: uint8 for images with scale 255, else float32."""
+        return torch.uint8 if self.kind == "image" and self.scale == 255 else torch.float32
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """Turn raw values into what a model is fed: (x / scale − mean) / std.
+
+        Pure tensor operations, so that it works under torch.func.vmap and on any device.
+
+        Args:
+            x: (n, *shape) raw.
+
+        Returns:
+            (n, *shape) float32; float64 stays float64.
+        """
+        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+        mean = torch.tensor(self.mean, dtype=torch.float64) * self.scale
+        gain = 1 / (torch.tensor(self.std, dtype=torch.float64) * self.scale)
+        axes = (-1, 1, 1) if self.kind == "image" else (-1,)
+        mean, gain = (values.to(x.device, dtype).view(axes) for values in (mean, gain))
+        # Subtracted first: what is left of large values with a small spread keeps its digits.
+        return x.to(dtype).sub(mean).mul_(gain)
+
+    def prepare(self, x: Values) -> Tensor:
+        """Bring a user's raw examples, one or many, to the form in which the federation's are stored.
+
+        Images may be uint8 or whole numbers from 0 to 255, or floats from 0 to 1 where the federation has uint8; grey
+        ones get three equal channels where it has colour; other sizes are resized bilinearly. An array of three axes
+        is one image where its first or last axis fits the channels, else a batch of grey images: so three grey images
+        are (3, 1, H, W).
+
+        Args:
+            x: images (H, W), (H, W, 3), (3, H, W), (1, H, W) or batches of them; tables (d,) or (n, d);
+                series (t, d) or (n, t, d).
+
+        Returns:
+            (n, *shape) in `dtype`.
+
+        Raises:
+            ValueError: a shape that doesn't fit, NaN or infinity, values out of range.
+
+        >>> import numpy as np
+        >>> Inputs("image", (3, 2, 2), 255.0, (0.5,) * 3, (0.2,) * 3).prepare(np.zeros((4, 4), np.uint8)).shape
+        torch.Size([1, 3, 2, 2])
+        """
+        array = as_numbers(x, "x")
+        if self.kind != "image":
+            if array.shape != self.shape and array.shape[1:] != self.shape:
+                raise ValueError(f"x has shape {array.shape}; expected is {self._expected(self.shape)}.")
+            return torch.tensor(array, dtype=torch.float32).view(-1, *self.shape)
+        array = self._image_batch(array)
+        if self.dtype == torch.uint8:
+            array = as_bytes(array, "x")
+        elif array.dtype.kind != "f":
+            raise ValueError(
+                f"x holds {array.dtype} values, but the federation's images are floats: give floats on the same scale "
+                "(if they were from 0 to 1, x / 255)."
+            )
+        images = torch.tensor(array, dtype=self.dtype)
+        return resize(images, *self.shape[1:]).expand(-1, self.shape[0], -1, -1).contiguous()
+
+    def _image_batch(self, array: Array) -> Array:
+        """To (n, channels, H, W), where channels is the federation's or one."""
+        channels = self.shape[0]
+        known = (channels, 1) if channels == 3 else (channels,)
+        if 0 in array.shape[-2:]:
+            raise ValueError(f"x has shape {array.shape}: an image without pixels.")
+        if array.shape == self.shape:
+            return array[None]
+        if array.ndim == 2 and 1 in known:
+            return array[None, None]
+        if array.ndim == 3 and array.shape[0] in known:
+            return array[None]
+        if array.ndim == 3 and array.shape[2] in known:
+            return array.transpose(2, 0, 1)[None]
+        if array.ndim == 3 and 1 in known:
+            return array[:, None]
+        if array.ndim == 4 and array.shape[1] in known:
+            return array
+        if array.ndim == 4 and array.shape[3] in known:
+            return array.transpose(0, 3, 1, 2)
+        grey = " or grey" if channels == 3 else ""
+        raise ValueError(
+            f"x has shape {array.shape}; expected are images of {channels} channel{'s' * (channels > 1)}{grey}, "
+            f"{self._expected(self.shape)}; other heights and widths are resized."
+        )
+
+    @staticmethod
+    def _expected(shape: tuple[int, ...]) -> str:
+        inner = ", ".join(map(str, shape))
+        return f"one example ({inner}{',' * (len(shape) == 1)}) or a batch (n, {inner})"
+
+
+def channel_sums(x: Tensor, kind: Kind) -> tuple[int, Tensor]:
+    """Count a client's values in a channel, and sum them and their squares in float64.
+
+    Args:
+        x: (n, *shape) raw.
+        kind: "image", "table" or "series".
+
+    Returns:
+        The number of values a channel, and a (2, channels) tensor of their sum and their sum of squares.
+
+    >>> channel_sums(torch.tensor([[1.0], [2.0]]), "table")
+    (2, tensor([[3.],
+            [5.]], dtype=torch.float64))
+    """
+    axis = _channel_axis(kind) + (1 if kind == "image" else 0)
+    others = [dim for dim in range(x.ndim) if dim != axis % x.ndim]
+    sums = torch.zeros(2, x.shape[axis], dtype=torch.float64)
+    for part in torch.split(x, BATCH // 4):
+        values = part.double()
+        sums += torch.stack([values.sum(others), values.square().sum(others)])
+    return math.prod(x.shape[dim] for dim in others), sums
+
+
+def _channel_axis(kind: Kind) -> int:
+    return 0 if kind == "image" else -1

@@ -1,0 +1,36 @@
+"""A multi-layer perceptron as encoder: for tables, short series and anything that may be flattened."""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torch import Tensor, nn
+
+
+class MLP(nn.Module):
+    """Flatten, then linear layers with ReLU between them; the last one is linear.
+
+    Args:
+        shape: of one example, flattened to d values.
+        features: dimension of the output.
+        hidden: widths of the hidden layers; none makes it a linear map.
+
+    Returns (forward): (n, *shape) float to (n, features).
+
+    >>> import torch
+    >>> MLP((13,), features=32)(torch.zeros(5, 13)).shape
+    torch.Size([5, 32])
+    """
+
+    def __init__(self, shape: Sequence[int], features: int = 32, hidden: Sequence[int] = (128,)) -> None:
+        super().__init__()
+        widths = [math.prod(shape), *hidden, features]
+        if min(widths) < 1:
+            raise ValueError(f"an MLP has layers of 1 or more; shape={shape}, hidden={hidden}, features={features}.")
+        layers: list[nn.Module] = [nn.Flatten()]
+        for width, following in pairwise(widths):
+            layers += [nn.Linear(width, following), nn.ReLU()]
+        self.layers = nn.Sequential(*layers[:-1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)  # type: ignore[no-any-return]
