@@ -53,7 +53,7 @@ def test_resnets_have_the_published_form(depth, widths, blocks, norm):
 
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("shape", [(1, 16, 20), (3, 28, 28), (4, 17, 33)])
-@pytest.mark.parametrize("features", [1, 10])
+@pytest.mark.parametrize("features", [2, 10])
 def test_output_has_one_row_an_example(name, shape, features):
     if name == "resnet18":
         shape = (shape[0], 8, 8)  # small, to be quick
@@ -71,6 +71,16 @@ def test_the_output_is_linear_and_takes_both_signs(name):
     with torch.no_grad():
         out = build(name, IMAGE, 64)(torch.randn(4, *IMAGE))
     assert out.min() < 0 < out.max()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_standardised_features_have_mean_0_and_variance_1(name):
+    with torch.no_grad():
+        out = build(name, IMAGE, 64)(torch.randn(4, *IMAGE))
+    # LayerNorm adds 1e-5 to the variance, which is some 1e-2 before it at the least.
+    assert torch.allclose(out.mean(1), torch.zeros(4), atol=1e-5)
+    assert torch.allclose(out.var(1, correction=0), torch.ones(4), atol=2e-2)
+    assert build(name, IMAGE, 1, standardise=False)(torch.randn(4, *IMAGE)).shape == (4, 1)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -138,6 +148,7 @@ def test_batchnorm_has_statistics_and_groupnorm_none():
         ({"name": "lenet", "groups": 0}, "groups is 0"),
         ({"name": "mlp", "hidden": (0,)}, "hidden"),
         ({"name": "lenet", "features": 0}, "features is 0"),
+        ({"name": "mlp", "features": 1}, "standardise=False"),
     ],
 )
 def test_unknown_names_and_impossible_shapes_are_refused(arguments, message):

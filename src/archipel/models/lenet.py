@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from archipel.models.norm import image_shape, normalisation
+from archipel.models.norm import image_shape, normalisation, output_layer
 
 # (s − 4) / 2 twice must leave a pixel.
 SMALLEST = 16
@@ -14,7 +14,7 @@ class LeNet(nn.Module):
     """Twice a 5×5 convolution, 2×2 max-pooling, GroupNorm and ReLU; then a linear layer.
 
     Pooling comes before normalisation and activation, which then see a quarter of the pixels: it commutes with ReLU,
-    and a round was measured a quarter faster. The output is linear, without a ReLU: a density ratio exp(γ + ξᵀh) needs
+    and a round was measured a quarter faster. The output has no ReLU: a density ratio exp(γ + ξᵀh) needs
     features of both signs, and a classifier's head doesn't mind.
 
     Args:
@@ -22,6 +22,7 @@ class LeNet(nn.Module):
         features: dimension of the output.
         channels: of the two convolutions.
         groups: of GroupNorm; fewer where they don't divide the channels.
+        standardise: pass the output through LayerNorm without parameters (mean 0, variance 1 over the features).
 
     Returns (forward): (n, *shape) float to (n, features).
 
@@ -41,6 +42,7 @@ class LeNet(nn.Module):
         features: int = 32,
         channels: tuple[int, int] = (16, 32),
         groups: int = 4,
+        standardise: bool = True,
     ) -> None:
         super().__init__()
         colours, height, width = image_shape(shape, "LeNet", SMALLEST)
@@ -49,7 +51,7 @@ class LeNet(nn.Module):
             layers += [nn.Conv2d(before, after, 5), nn.MaxPool2d(2), normalisation(after, groups=groups), nn.ReLU()]
             height, width = (height - 4) // 2, (width - 4) // 2
         self.convolutions = nn.Sequential(*layers)
-        self.linear = nn.Linear(channels[1] * height * width, features)
+        self.output = output_layer(channels[1] * height * width, features, standardise)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(self.convolutions(x).flatten(1))  # type: ignore[no-any-return]
+        return self.output(self.convolutions(x).flatten(1))  # type: ignore[no-any-return]

@@ -6,6 +6,8 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
+from archipel.models.norm import output_layer
+
 
 class MLP(nn.Module):
     """Flatten, then linear layers with ReLU between them; the last one is linear.
@@ -14,6 +16,7 @@ class MLP(nn.Module):
         shape: of one example, flattened to d values.
         features: dimension of the output.
         hidden: widths of the hidden layers; none makes it a linear map.
+        standardise: pass the output through LayerNorm without parameters (mean 0, variance 1 over the features).
 
     Returns (forward): (n, *shape) float to (n, features).
 
@@ -22,15 +25,17 @@ class MLP(nn.Module):
     torch.Size([5, 32])
     """
 
-    def __init__(self, shape: Sequence[int], features: int = 32, hidden: Sequence[int] = (128,)) -> None:
+    def __init__(
+        self, shape: Sequence[int], features: int = 32, hidden: Sequence[int] = (128,), standardise: bool = True
+    ) -> None:
         super().__init__()
-        widths = [math.prod(shape), *hidden, features]
-        if min(widths) < 1:
+        widths = [math.prod(shape), *hidden]
+        if min(*widths, features) < 1:
             raise ValueError(f"an MLP has layers of 1 or more; shape={shape}, hidden={hidden}, features={features}.")
         layers: list[nn.Module] = [nn.Flatten()]
         for width, following in pairwise(widths):
             layers += [nn.Linear(width, following), nn.ReLU()]
-        self.layers = nn.Sequential(*layers[:-1])
+        self.layers = nn.Sequential(*layers, output_layer(widths[-1], features, standardise))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x)  # type: ignore[no-any-return]

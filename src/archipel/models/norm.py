@@ -53,3 +53,19 @@ def image_shape(shape: Sequence[int], who: str, smallest: int = 1) -> tuple[int,
             "Resize them, or take an MLP or a ResNet."
         )
     return channels, height, width
+
+
+def output_layer(before: int, features: int, standardise: bool) -> nn.Module:
+    """The encoder's last layer: linear, and by choice standardised over its features, without parameters.
+
+    Features of a fixed size make a head's learning rate mean the same on every encoder and client: heads learn faster
+    than on raw features, which start small, and density ratios exp(ξᵀh) can't run away through h.
+
+    Raises:
+        ValueError: one standardised feature, which would be 0 always.
+    """
+    if not standardise:
+        return nn.Linear(before, features)
+    if features < 2:
+        raise ValueError(f"features is {features}; standardised features are 2 or more, or give standardise=False.")
+    return nn.Sequential(nn.Linear(before, features), nn.LayerNorm(features, elementwise_affine=False))

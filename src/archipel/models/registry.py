@@ -2,7 +2,7 @@
 
 import difflib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -37,6 +37,22 @@ def build(name: str, shape: Sequence[int], features: int = 32, **options: Any) -
     Traceback (most recent call last):
     ValueError: there is no model 'lenett'. Did you mean 'lenet'? There are: mlp, lenet, resnet8, resnet20, resnet18.
     """
+    check_options(name, options)
+    if features < 1:
+        raise ValueError(f"features is {features}; it is the dimension of the encoder's output, 1 or more.")
+    return ENCODERS[name](shape, features, **options)
+
+
+def check_options(name: str, options: Iterable[str]) -> None:
+    """Refuse an encoder that doesn't exist, or options that it doesn't take.
+
+    Raises:
+        ValueError: with the nearest name.
+
+    >>> check_options("mlp", ["hiden"])
+    Traceback (most recent call last):
+    ValueError: mlp has no option 'hiden'. Did you mean 'hidden'? It takes: hidden, standardise.
+    """
     if name not in ENCODERS:
         raise ValueError(f"there is no model {name!r}.{_nearest(name, ENCODERS)} There are: {', '.join(ENCODERS)}.")
     encoder = ENCODERS[name]
@@ -45,9 +61,6 @@ def build(name: str, shape: Sequence[int], features: int = 32, **options: Any) -
     for key in options:
         if key not in allowed:
             raise ValueError(f"{name} has no option {key!r}.{_nearest(key, allowed)} It takes: {', '.join(allowed)}.")
-    if features < 1:
-        raise ValueError(f"features is {features}; it is the dimension of the encoder's output, 1 or more.")
-    return encoder(shape, features, **options)
 
 
 def _nearest(word: str, known: Sequence[str] | dict[str, Any]) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from archipel.models.norm import Norm, image_shape, normalisation
+from archipel.models.norm import Norm, image_shape, normalisation, output_layer
 
 # By depth: channels of the stages, and residual blocks in each. 8 and 20 are He et al.'s 6n + 2 for CIFAR, n = 1 and 3;
 # 18 is their network for ImageNet, here with a 3×3 stem that keeps the size of small images.
@@ -24,6 +24,7 @@ class ResNet(nn.Module):
         depth: 8, 18 or 20 layers.
         norm: "group", or "batch" for BatchNorm, whose statistics belong to a client and can't be stacked.
         groups: of GroupNorm.
+        standardise: pass the output through LayerNorm without parameters (mean 0, variance 1 over the features).
 
     Returns (forward): (n, *shape) float to (n, features).
 
@@ -38,7 +39,13 @@ class ResNet(nn.Module):
     """
 
     def __init__(
-        self, shape: Sequence[int], features: int = 32, depth: int = 8, norm: Norm = "group", groups: int = 8
+        self,
+        shape: Sequence[int],
+        features: int = 32,
+        depth: int = 8,
+        norm: Norm = "group",
+        groups: int = 8,
+        standardise: bool = True,
     ) -> None:
         super().__init__()
         if depth not in STAGES:
@@ -53,13 +60,17 @@ class ResNet(nn.Module):
                 layers.append(Residual(before, width, stride, norm, groups))
                 before = width
         self.blocks = nn.Sequential(*layers)
-        self.linear = nn.Linear(before, features)
+        self.output = output_layer(before, features, standardise)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws the convolutions so that the variance of ReLU networks is kept over depth (He et al., 2015)."""
         for module in self.modules():
-            if isinstance(module, nn.Conv2d):  # keeps the variance of ReLU networks over depth
+            if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(self.blocks(x).mean((2, 3)))  # type: ignore[no-any-return]
+        return self.output(self.blocks(x).mean((2, 3)))  # type: ignore[no-any-return]
 
 
 class Residual(nn.Module):
