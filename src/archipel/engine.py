@@ -19,6 +19,7 @@ from archipel import keys
 from archipel.algorithm import Algorithm, Clients, NoReplyError
 from archipel.checkpoint import Checkpoint
 from archipel.clients import Handle, Ledger
+from archipel.clients.allocator import keep_freed_memory
 from archipel.clients.carrier import Carrier, log
 from archipel.clients.choice import Engine, choose
 from archipel.data.federation import Federation
@@ -103,12 +104,13 @@ def fit(
         DivergenceError: NaN or infinities everywhere; what was good is in the checkpoint.
         KeyboardInterrupt: after Ctrl-C, once the checkpoint is written.
     """
-    _check(rounds, evaluate_every, checkpoint_every)
+    _check(rounds=rounds, evaluate_every=evaluate_every, checkpoint_every=checkpoint_every, until=until)
     torch.set_num_threads(1)
+    keep_freed_memory()
     root = keys.key(seed)
     sizes, cohort = federation.sizes, cohort or Full()
     carrier, why = choose(engine, algorithm, federation, workers)
-    log.info("engine %s: %s", carrier.describe(), why)
+    log.info("engine: %s; %s", carrier.describe()["engine"], why)
     place = Path(folder) if folder is not None else None
     identity = {
         "rounds": rounds,
@@ -159,9 +161,10 @@ def fit(
                     with metrics_file.open("a") as file:
                         file.write(json.dumps(record) + "\n")
                 bar.update(record)
-                if place and (ending or (round + 1) % checkpoint_every == 0):
+                stopping = interrupted.is_set()
+                if place and (ending or stopping or (round + 1) % checkpoint_every == 0):
                     _save(run, carrier, place, identity)
-                if interrupted.is_set() and round + 1 < last:
+                if stopping and round + 1 < last:
                     where = f"; the checkpoint is in {place}, run it again to go on" if place else ""
                     raise KeyboardInterrupt(f"Stopped after round {round + 1} of {rounds}{where}.")
         run.clients = [carrier.state(i) for i in range(len(sizes))]
@@ -283,7 +286,7 @@ def describe(value: object) -> Any:
     return getattr(value, "__qualname__", type(value).__name__)
 
 
-def _check(rounds: int, evaluate_every: int | None, checkpoint_every: int) -> None:
-    for name, value in (("rounds", rounds), ("evaluate_every", evaluate_every), ("checkpoint_every", checkpoint_every)):
+def _check(**counts: int | None) -> None:
+    for name, value in counts.items():
         if value is not None and (not isinstance(value, int) or value < 1):
             raise ValueError(f"fit's {name} must be a whole number of at least 1; given {value!r}.")

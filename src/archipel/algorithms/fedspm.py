@@ -37,9 +37,9 @@ class FedSPM(Algorithm):
       cross-entropy with soft targets over m · C classes (the term in log τ_ic is constant and makes it one);
     - the server averages θ, γ, ξ, ν with weights ρ_i = n_i/n.
 
-    Queries are routed by ρ_i Σ_c π_ic exp(γ_ic + ξ_icᵀ h(x)) (eq. 10), where ρ_i π_ic = τ_ic/n, so that the server needs
-    nothing but τ; the chosen client answers by its mixture, weighted by P_i(c|x) (eq. 11). With a squared-error task
-    the components are normal with unit variance and the answer is the mixture's mean.
+    Queries are routed by ρ_i Σ_c π_ic exp(γ_ic + ξ_icᵀ h(x)) (eq. 10), where ρ_i π_ic = τ_ic/n, so that the server
+    needs nothing but τ; the chosen client answers by its mixture, weighted by P_i(c|x) (eq. 11). With a squared-error
+    task the components are normal with unit variance and the answer is the mixture's mean.
 
     Only Σ-differences of (γ, ξ) are identified: adding the same (a, b) to every (i, c) changes neither the surrogate,
     the responsibilities nor the routing.
