@@ -16,6 +16,7 @@ from archipel.data import Federation
 from archipel.engine import DivergenceError, Moment, fit
 from archipel.evaluate import Evaluation, evaluate
 from archipel.examples import ClientData, Examples
+from archipel.experiments.loading import load
 from archipel.local import SGD
 from archipel.run import Prediction, Routing, Run
 from archipel.sampling import Full, Sample
@@ -58,5 +59,6 @@ __all__ = [
     "classification",
     "evaluate",
     "fit",
+    "load",
     "regression",
 ]

@@ -1,8 +1,8 @@
 """The interface: an algorithm, the steps it sends to clients, and the one door between server and clients.
 
 An algorithm is a frozen dataclass. Its fields are hyper-parameters; its ``round`` is written in plain Python like the
-paper's pseudo-code, at the server; its *steps* are pure functions that run at the clients. The handle ``clients`` is the
-only way from one to the other, so the same object runs in one process, in many, and over a network.
+paper's pseudo-code, at the server; its *steps* are pure functions that run at the clients. The handle ``clients`` is
+the only way from one to the other, so the same object runs in one process, in many, and over a network.
 
 A complete algorithm, federated averaging of means::
 

@@ -13,8 +13,11 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from archipel import keys
+from archipel.algorithm import Clients, Step, Weights
 from archipel.examples import Examples
 from archipel.local import Loss
 from archipel.task import modules_of
@@ -28,6 +31,11 @@ def check(policy: str) -> None:
     """Raises ValueError for anything but the three policies."""
     if policy not in POLICIES:
         raise ValueError(f"batch_norm must be one of {', '.join(map(repr, POLICIES))}; given {policy!r}.")
+
+
+def broadcast(policy: BatchNorm, model: Tree) -> Tree:
+    """What the server sends: under ``"local"`` no statistics, since every client uses those it keeps."""
+    return _without_statistics(model) if policy == "local" else model
 
 
 def receive(policy: BatchNorm, model: Tree, client: Tree) -> Tree:
@@ -46,7 +54,21 @@ def keep(policy: BatchNorm, client: Tree, model: Tree) -> Tree:
 
 def send(policy: BatchNorm, model: Tree) -> Tree:
     """What leaves the client: the statistics go along under ``"share"`` alone."""
-    return model if policy == "share" else {name: tree for name, tree in model.items() if name != "buffers"}
+    return model if policy == "share" else _without_statistics(model)
+
+
+def _without_statistics(model: Tree) -> Tree:
+    return {name: tree for name, tree in model.items() if name != "buffers"}
+
+
+def refresh(
+    policy: BatchNorm, model: Tree, clients: Clients, statistics: Step, key: Tensor, weights: Weights = "examples"
+) -> Tree:
+    """The aggregated model, under ``"recompute"`` with the mean of what ``statistics`` finds at each client."""
+    if policy != "recompute" or "buffers" not in model:
+        return model
+    buffers = clients.mean(statistics, {"model": model}, keys.fold(key, "statistics"), weights)
+    return model | {"buffers": buffers}
 
 
 def recompute(loss: Loss, holder: object, model: Tree, examples: Examples, size: int = 512) -> Tree:

@@ -41,8 +41,8 @@ class Checkpoint:
             (new / "clients" / f"{number:06d}.safetensors").write_bytes(encode(state))
         about = {"format": FORMAT, "round": self.round, "clients": len(self.clients), "facts": self.facts}
         (new / "checkpoint.json").write_text(json.dumps(about, indent=1))
-        shutil.rmtree(old, ignore_errors=True)
-        if current.exists():
+        if current.exists():  # if not, an earlier save was interrupted, and the old one is all there is
+            shutil.rmtree(old, ignore_errors=True)
             current.rename(old)
         new.rename(current)
         shutil.rmtree(old, ignore_errors=True)

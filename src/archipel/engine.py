@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from archipel import keys
-from archipel.algorithm import Algorithm, Clients, NoReplyError
+from archipel.algorithm import Algorithm, Clients, DivergenceError, NoReplyError
 from archipel.checkpoint import Checkpoint
 from archipel.clients import Handle, Ledger
 from archipel.clients.allocator import keep_freed_memory
@@ -28,10 +28,6 @@ from archipel.progress import RoundBar
 from archipel.run import Facts, Run
 from archipel.sampling import Cohort, Full
 from archipel.trees import PerClient, Tree, finite
-
-
-class DivergenceError(RuntimeError):
-    """Training left the finite numbers; the last good state was kept."""
 
 
 @dataclass(frozen=True)
@@ -128,10 +124,15 @@ def fit(
     try:
         done = _resume(run, carrier, place, identity) if place and resume else 0
         if done == 0:
-            outside = handle(0, everyone, Ledger())
+            ledger = Ledger()
+            outside = Handle(carrier, everyone, sizes, 0, rounds, ledger)
             run.server = algorithm.init_server(outside, keys.fold(root, "server"))
-            message = {"server": run.server, "index": PerClient(everyone)}
-            list(carrier.run(algorithm.enrol, message, everyone.tolist(), keys.fold(root, "enrol"), training=True))
+            outside.apply(
+                algorithm.enrol, {"server": run.server, "index": PerClient(everyone)}, keys.fold(root, "enrol")
+            )
+            if ledger.dropped:
+                names = ", ".join(federation.clients[i].name for i in ledger.dropped)
+                raise DivergenceError(f"Nothing can start: the first state holds NaN or infinities at {names}.")
         metrics_file = _metrics_file(place, run.history) if place else None
         last = min(until or rounds, rounds)
         with _interruption() as interrupted, RoundBar(type(algorithm).__name__, rounds, done) as bar:
@@ -194,6 +195,8 @@ def _round(
             log.warning("%s The server keeps its state.", error)
             return server, {}
         reason = str(error)
+    except DivergenceError as error:
+        reason = str(error)
     kept = ""
     if place is not None:
         _save(run, clients.carrier, place, identity)
@@ -214,8 +217,8 @@ def _record(
     }
     if ledger.dropped:
         record["dropped"] = {federation.clients[i].name: why for i, why in ledger.dropped.items()}
-        for name, why in record["dropped"].items():
-            log.warning("round %d: client %s was left out: %s", round + 1, name, why)
+        left_out = "; ".join(f"{name} ({why})" for name, why in record["dropped"].items())
+        log.warning("round %d: left out: %s", round + 1, left_out)
     return record
 
 

@@ -27,7 +27,7 @@ class Evaluation:
       that routes sends each to one client, whose personal model answers (eqs. 10 and 11 of FedSPM). Otherwise all
       personal models vote; ties go to the class with the highest summed probability.
     - ``average_accuracy``: each client's personal model on its own test examples, weighted by n_i/n (training
-      examples), after adaptation where the method adapts; then ``average_accuracy_before`` is without it.
+      examples), after adaptation where the method adapts; then ``average_before_accuracy`` is without it.
     - ``routing_accuracy``: how often the most likely client is the one a pooled test example came from.
     - ``global_accuracy``: one model for everybody on the pooled test examples, where the method has one.
 
@@ -57,10 +57,8 @@ class Examiner:
         personal = client
         if isinstance(algorithm, Adapts):
             personal = algorithm.adapt(server, client, data, key)
-            if data.test is not None:
-                reply["before"] = self._score(server, client, data.test)
-        if data.test is not None:
-            reply["own"] = self._score(server, personal, data.test)
+            reply["before"] = self._score(server, client, data.test)
+        reply["own"] = self._score(server, personal, data.test)
         if "x" in message:
             reply["answers"] = torch.cat([self._answer(server, personal, x) for x in message["x"].split(PIECE)])
         return client, reply
@@ -71,7 +69,9 @@ class Examiner:
         assert isinstance(self.algorithm, PredictsGlobally)
         return self.algorithm.predict_global(server, x)
 
-    def _score(self, server: Tree, client: Tree, test: Examples) -> Tensor:
+    def _score(self, server: Tree, client: Tree, test: Examples | None) -> Tensor:
+        if test is None:
+            return torch.zeros(())  # replies look alike; who has no tests is left out of the averages
         scores = [score(self._answer(server, client, b["x"]), b["y"], self.regression) for b in test.pieces(PIECE)]
         total = torch.where(test.mask, torch.cat(scores), 0.0)
         return total.sum() / torch.clamp(test.count, min=1)
@@ -137,7 +137,8 @@ def evaluate(algorithm: Algorithm, server: Tree, clients: Clients, federation: F
     def note(ids: Tensor, value: Tree) -> None:
         for part, found in own.items():
             if part in value:
-                found.extend(zip(ids.tolist(), value[part].double().tolist(), strict=True))
+                values = value[part].double().tolist()
+                found.extend((i, v) for i, v in zip(ids.tolist(), values, strict=True) if counts[i])
 
     if isinstance(algorithm, PredictsGlobally):
         answers = torch.cat([algorithm.predict_global(server, x) for x in pooled_x.split(PIECE)])

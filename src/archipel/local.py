@@ -8,7 +8,7 @@ for the other. Both take the same steps on the same minibatches.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,6 +23,10 @@ from archipel.trees import Tree, norm, tree_map, zeros_like
 Batch = dict[str, Tensor]
 Loss = Callable[[Tree, Batch], tuple[Tensor, Tree]]
 """``(parameters, batch) → ((B,) losses, one an example; the buffers after this batch, {} where there are none)``."""
+Shift = Callable[[Tree], Tree]
+"""``trained parameters → a tree like them``, added to the minibatch's gradient at each step."""
+Projection = Callable[[Tree], Tree]
+"""``trained parameters → a tree like them``, where they are put after each step."""
 
 
 def batched() -> bool:
@@ -38,20 +42,24 @@ class Solution:
         params: the parameters, with their buffers where they have some.
         velocity: the momentum buffer, for those who keep it between rounds.
         loss: the mean over the steps of each minibatch's loss before its update, shape ``()``.
+        steps: how many updates were made, shape ``()``.
     """
 
     params: Tree
     velocity: Tree
     loss: Tensor
+    steps: Tensor
 
 
 @dataclass(frozen=True)
 class SGD:
     """Stochastic gradient descent with momentum on a client's own examples.
 
-    With g the minibatch's mean gradient plus ``weight_decay`` · θ, clipped to the norm ``clip``:
+    With g the minibatch's mean gradient, clipped to the norm ``clip``, plus ``weight_decay`` · θ (and the method's own
+    term, see ``shift`` of :meth:`minimise`):
     d ← μ d + g and θ ← θ − η_t d (Nesterov: θ ← θ − η_t (g + μ d)), d = 0 at the start of each local run unless
-    ``keep_momentum``. The rate η_t is constant or falls over rounds as η/2 · (1 + cos(π t/T)).
+    ``keep_momentum``; as torch's ``clip_grad_norm_`` followed by its ``SGD``. The rate η_t is constant or falls over
+    rounds as η/2 · (1 + cos(π t/T)).
 
     Args:
         lr: η, above 0 (0 is allowed: it moves nothing).
@@ -65,6 +73,8 @@ class SGD:
         clip: largest norm of a minibatch's gradient, all parameters together; ``None``: no clipping.
         augment: ``(x, key) → x`` applied to every minibatch's inputs in training.
         keep_momentum: keep d from round to round in the client's state. The algorithm stores it; off, it starts at 0.
+        tolerance: end a local run where the whole gradient's norm is at most this, before all its steps are made: a
+            solve (with ``batch=None``) instead of a number of steps; ``None``: every step is made.
 
     Raises:
         ValueError: a value out of its range, with what was given and what is allowed.
@@ -87,6 +97,7 @@ class SGD:
     clip: float | None = None
     augment: Callable[[Tensor, Tensor], Tensor] | None = None
     keep_momentum: bool = False
+    tolerance: float | None = None
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.epochs is None):
@@ -109,6 +120,8 @@ class SGD:
             raise ValueError(f"SGD's weight_decay must be 0 or above; given {self.weight_decay}.")
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"SGD's clip must be above 0, or None for no clipping; given {self.clip}.")
+        if self.tolerance is not None and not self.tolerance >= 0:
+            raise ValueError(f"SGD's tolerance must be 0 or above, or None; given {self.tolerance}.")
         if self.schedule not in ("constant", "cosine"):
             raise ValueError(f"SGD's schedule must be 'constant' or 'cosine'; given {self.schedule!r}.")
 
@@ -121,8 +134,22 @@ class SGD:
         """The minibatches that :meth:`minimise` takes with this key."""
         return draw_minibatches(examples, key, self.batch, steps=self.steps, epochs=self.epochs)
 
+    def minibatches(self, examples: Examples, key: Tensor) -> Iterator[Examples]:
+        """The same, augmented, each as examples of its own: for methods that solve a problem on every minibatch."""
+        draws = self.draws(examples, key)
+        for step, mask in enumerate(draws.mask):
+            yield Examples(self._batch(examples, draws.index[step], key, step), mask.sum(), 1)
+
     def minimise(
-        self, loss: Loss, params: Tree, examples: Examples, key: Tensor, lr: Tensor, velocity: Tree | None = None
+        self,
+        loss: Loss,
+        params: Tree,
+        examples: Examples,
+        key: Tensor,
+        lr: Tensor,
+        velocity: Tree | None = None,
+        shift: Shift | None = None,
+        project: Projection | None = None,
     ) -> Solution:
         """Runs the local steps from ``params``.
 
@@ -133,12 +160,15 @@ class SGD:
             key: int64 of shape ``()``; decides minibatches and augmentation.
             lr: η_t of shape ``()``, from :meth:`rate`.
             velocity: d to start from; default: zero.
+            shift: what a method adds to the gradient, as a function of the trained parameters where they stand: a
+                proximal term (:func:`proximal`), a control variate. It is exact, so that it isn't clipped: ``clip`` is
+                against noise of the data, and clips the data's gradient alone. Momentum takes both.
+            project: where the trained parameters are put after each step: a projection, a proximal map.
         """
-        trained = {name: value for name, value in params.items() if name != "buffers"}
-        buffers = params.get("buffers", {})
-        velocity = zeros_like(trained) if velocity is None else velocity
+        start, buffers = trained(params), params.get("buffers", {})
+        velocity = zeros_like(start) if velocity is None else velocity
         descend = self._descend_batched if batched() else self._descend_looped
-        return descend(loss, trained, buffers, velocity, examples, self.draws(examples, key), key, lr)
+        return descend(loss, start, buffers, velocity, examples, self.draws(examples, key), key, lr, shift, project)
 
     def _batch(self, examples: Examples, index: Tensor, key: Tensor, step: int) -> Batch:
         batch = examples.take(index)
@@ -149,18 +179,20 @@ class SGD:
     def _descend_looped(
         self,
         loss: Loss,
-        trained: Tree,
+        start: Tree,
         buffers: Tree,
         velocity: Tree,
         examples: Examples,
         draws: Draws,
         key: Tensor,
         lr: Tensor,
+        shift: Shift | None,
+        project: Projection | None,
     ) -> Solution:
-        flat, structure = pytree.tree_flatten(trained)
+        flat, structure = pytree.tree_flatten(start)
         theta = [p.detach().clone().requires_grad_() for p in flat]
-        d = [v.clone() for v in pytree.tree_leaves(velocity)]
-        eta, losses = float(lr), []
+        d = [v.clone() for v in structure.flatten_up_to(velocity)]
+        eta, losses, steps = float(lr), [], 0
         counts = draws.mask.sum(1).tolist()
         with torch.enable_grad():
             for step, count in enumerate(counts):
@@ -171,36 +203,50 @@ class SGD:
                 losses.append(mean.detach())
                 buffers = after if buffers else buffers
                 with torch.no_grad():
-                    self._update(theta, d, g, eta)
+                    here = pytree.tree_unflatten(theta, structure)
+                    g = self._whole(theta, g, shift and structure.flatten_up_to(shift(here)))
+                    if self.tolerance is not None and float(_length(g)) <= self.tolerance:
+                        break
+                    self._move(theta, d, g, eta)
+                    steps += 1
+                    if project:
+                        torch._foreach_copy_(theta, structure.flatten_up_to(project(here)))
         params = tree_map(Tensor.detach, pytree.tree_unflatten(theta, structure))
-        return Solution(_with_buffers(params, buffers), pytree.tree_unflatten(d, structure), torch.stack(losses).mean())
+        return Solution(
+            _with_buffers(params, buffers),
+            pytree.tree_unflatten(d, structure),
+            torch.stack(losses).mean(),
+            torch.tensor(steps),
+        )
 
-    def _update(self, theta: list[Tensor], d: list[Tensor], g: list[Tensor], eta: float) -> None:
-        """One step in place, on lists of tensors."""
-        if self.weight_decay:
-            torch._foreach_add_(g, theta, alpha=self.weight_decay)
+    def _whole(self, theta: list[Tensor], g: list[Tensor], added: list[Tensor] | None) -> list[Tensor]:
+        """The gradient with all that belongs to it; not in place, since autograd may alias what it hands out."""
         if self.clip is not None:
-            total = torch.stack(torch._foreach_norm(g)).square().sum().sqrt()
-            torch._foreach_mul_(g, torch.clamp(self.clip / (total + 1e-12), max=1.0))
+            g = list(torch._foreach_mul(g, torch.clamp(self.clip / (_length(g) + 1e-12), max=1.0)))
+        if self.weight_decay:
+            g = list(torch._foreach_add(g, theta, alpha=self.weight_decay))
+        return list(torch._foreach_add(g, added)) if added is not None else g
+
+    def _move(self, theta: list[Tensor], d: list[Tensor], g: list[Tensor], eta: float) -> None:
+        """One step; ``theta`` and ``d`` change in place."""
         if self.momentum:
             torch._foreach_mul_(d, self.momentum)
             torch._foreach_add_(d, g)
-            if self.nesterov:
-                torch._foreach_add_(g, d, alpha=self.momentum)
-            else:
-                g = d
+            g = list(torch._foreach_add(g, d, alpha=self.momentum)) if self.nesterov else d
         torch._foreach_add_(theta, g, alpha=-eta)
 
     def _descend_batched(
         self,
         loss: Loss,
-        trained: Tree,
+        start: Tree,
         buffers: Tree,
         velocity: Tree,
         examples: Examples,
         draws: Draws,
         key: Tensor,
         lr: Tensor,
+        shift: Shift | None,
+        project: Projection | None,
     ) -> Solution:
         def mean_loss(theta: Tree, buffers: Tree, batch: Batch, mask: Tensor) -> tuple[Tensor, Tree]:
             values, after = loss(_with_buffers(theta, buffers), batch)
@@ -209,22 +255,57 @@ class SGD:
             return total, (total, after if buffers else buffers)
 
         gradient = torch.func.grad(mean_loss, has_aux=True)
-        theta, total = trained, torch.zeros_like(lr)
+        theta, losses, counted, made = start, [], [], []
+        going = draws.active.new_ones(())
         for step in range(len(draws.index)):
-            mask, active = draws.mask[step], draws.active[step]
+            mask, asked = draws.mask[step], draws.active[step] & going
             batch = self._batch(examples, draws.index[step], key, step)
             g, (value, after) = gradient(theta, buffers, batch, mask)
-            g = tree_map(lambda g, p: g + self.weight_decay * p, g, theta) if self.weight_decay else g
             if self.clip is not None:
                 factor = torch.clamp(self.clip / (norm(g) + 1e-12), max=1.0)
                 g = tree_map(lambda g, f=factor: g * f, g)
+            g = tree_map(lambda g, p: g + self.weight_decay * p, g, theta) if self.weight_decay else g
+            g = tree_map(torch.add, g, shift(theta)) if shift else g
+            active = going = asked if self.tolerance is None else asked & (norm(g) > self.tolerance)
             pushed = tree_map(lambda d, g: self.momentum * d + g, velocity, g)
             move = tree_map(lambda g, d: g + self.momentum * d, g, pushed) if self.nesterov else pushed
-            theta = _where(active, tree_map(lambda p, m: p - lr.to(p.dtype) * m, theta, move), theta)
-            velocity, buffers = _where(active, pushed, velocity), _where(active, after, buffers)
-            total = total + torch.where(active, value, torch.zeros_like(value))
-        made = torch.clamp(draws.active.sum(), min=1)
-        return Solution(_with_buffers(theta, buffers), velocity, total / made)
+            moved = tree_map(lambda p, m: p - lr.to(p.dtype) * m, theta, move)
+            theta = _where(active, project(moved) if project else moved, theta)
+            velocity, buffers = _where(active, pushed, velocity), _where(asked, after, buffers)
+            losses.append(torch.where(asked, value, torch.zeros_like(value)))
+            counted.append(asked)
+            made.append(active)
+        mean = torch.stack(losses).sum() / torch.clamp(torch.stack(counted).sum(), min=1)
+        return Solution(_with_buffers(theta, buffers), velocity, mean, torch.stack(made).sum())
+
+
+def _length(tensors: list[Tensor]) -> Tensor:
+    """The norm of all of them together."""
+    return torch.stack(torch._foreach_norm(tensors)).square().sum().sqrt()
+
+
+def trained(model: Tree) -> Tree:
+    """What training moves: a model without its buffers."""
+    return {name: tree for name, tree in model.items() if name != "buffers"}
+
+
+def proximal(penalty: float, centre: Tree) -> Shift:
+    """The gradient of ½ · penalty · ‖θ − centre‖², penalty · (θ − centre); the centre's buffers don't count.
+
+    >>> proximal(2.0, {"theta": torch.ones(2)})({"theta": torch.tensor([1.0, 4.0])})
+    {'theta': tensor([0., 6.])}
+    """
+    fixed = trained(centre)
+    return lambda params: tree_map(lambda p, c: penalty * (p - c), params, fixed)
+
+
+def soft_threshold(threshold: Tensor) -> Projection:
+    """The proximal map of threshold · ‖θ‖₁: every entry moves towards 0 by the threshold, and stops there.
+
+    >>> soft_threshold(torch.tensor(1.0))({"theta": torch.tensor([3.0, -0.5])})
+    {'theta': tensor([2., 0.])}
+    """
+    return lambda params: tree_map(lambda p: p - p.clamp(-threshold.to(p.dtype), threshold.to(p.dtype)), params)
 
 
 def _with_buffers(params: Tree, buffers: Tree) -> Tree:

@@ -36,7 +36,8 @@ class RoundBar:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._progress.stop()
+        if self._shown:  # stopping prints a line, even where nothing was shown
+            self._progress.stop()
 
     def update(self, record: dict[str, Any]) -> None:
         """Moves on by one round."""

@@ -53,8 +53,8 @@ class Network:
                 if any(True for _ in module.parameters(recurse=False)) and not hasattr(module, "reset_parameters"):
                     raise ValueError(
                         f"The submodule {name or 'at the root'} ({type(module).__name__}) has parameters "
-                        "of its own but no reset_parameters(), so it can't be drawn afresh from the run's seed. Give it "
-                        "one, or use initial='given' to start from the weights it has."
+                        "of its own but no reset_parameters(), so it can't be drawn afresh from the run's seed. "
+                        "Give it one, or use initial='given' to start from the weights it has."
                     )
 
     def init(self, key: Tensor) -> tuple[Tree, Tree]:
@@ -62,9 +62,9 @@ class Network:
         module = copy.deepcopy(self.module)
         if self.initial == "keyed":
             with keys.torch_generator(key):
-                for part in module.modules():
-                    if hasattr(part, "reset_parameters"):
-                        part.reset_parameters()
+                for part in reversed(list(module.modules())):  # the whole has the last word
+                    if callable(reset := getattr(part, "reset_parameters", None)):
+                        reset()
         params = {name: p.detach().clone() for name, p in module.named_parameters()}
         buffers = {name: b.detach().clone() for name, b in module.named_buffers()}
         return _nest(params), _nest(buffers)

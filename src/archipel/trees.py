@@ -95,9 +95,18 @@ def add(left: Tree, right: Tree, scale: float | Tensor = 1.0) -> Tree:
     return tree_map(lambda a, b: a + scale * b, left, right)
 
 
+def scaled(tree: Tree, factor: float | Tensor) -> Tree:
+    """``factor · tree`` in the dtype of each leaf; integers are rounded.
+
+    >>> scaled({"a": torch.ones(2), "n": torch.tensor(9)}, 0.5)
+    {'a': tensor([0.5000, 0.5000]), 'n': tensor(4)}
+    """
+    return tree_map(lambda t: _cast(factor * t.to(torch.float64), t.dtype), tree)
+
+
 def dot(left: Tree, right: Tree) -> Tensor:
     """The inner product of two trees read as one long vector each."""
-    products = [(a * b).sum() for a, b in zip(leaves(left), leaves(right), strict=True)]
+    products = leaves(tree_map(lambda a, b: (a * b).sum(), left, right))
     return torch.stack(products).sum() if products else torch.zeros(())
 
 

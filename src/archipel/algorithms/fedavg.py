@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from archipel import batchnorm, keys
+from archipel import averaging, batchnorm
 from archipel.algorithm import Algorithm, Clients, Info, Weights
 from archipel.batchnorm import BatchNorm
 from archipel.examples import ClientData
 from archipel.local import SGD
 from archipel.task import Task
-from archipel.trees import Tree, zeros_like
+from archipel.trees import Tree
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,28 +52,17 @@ class FedAvg(Algorithm):
         return {"model": self.task.init(key)}
 
     def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
-        model = message["server"]["model"]
-        client = batchnorm.keep(self.batch_norm, {}, model)
-        if self.local.keep_momentum:
-            client["velocity"] = zeros_like({name: tree for name, tree in model.items() if name != "buffers"})
-        return client
+        return averaging.enrol(self, message["server"]["model"])
 
     def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
-        message = {"model": server["model"], "lr": self.local.rate(clients.round, clients.rounds)}
+        message = averaging.broadcast(self, server["model"], clients)
         mean = clients.mean(self.train, message, key, self.weights)
-        model = server["model"] | mean["model"]
-        if self.batch_norm == "recompute" and "buffers" in model:
-            buffers = clients.mean(self.statistics, {"model": model}, keys.fold(key, "statistics"), self.weights)
-            model |= {"buffers": buffers}
+        model = averaging.refreshed(self, server["model"] | mean["model"], clients, key)
         return {"model": model}, {"loss": mean["loss"]}
 
     def train(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
         """Local SGD from the shared model."""
-        start = batchnorm.receive(self.batch_norm, message["model"], client)
-        end = self.local.minimise(self.task.loss, start, data.train, key, message["lr"], client.get("velocity"))
-        client = batchnorm.keep(self.batch_norm, client, end.params)
-        if self.local.keep_momentum:
-            client = client | {"velocity": end.velocity}
+        client, end = averaging.train(self, client, message, data, key)
         return client, {"model": batchnorm.send(self.batch_norm, end.params), "loss": end.loss}
 
     def statistics(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:

@@ -116,7 +116,7 @@ class FedSPM(Algorithm):
         }
 
     def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
-        shared = {"predictive": server["predictive"], "ratio": server["ratio"]}
+        shared = {part: batchnorm.broadcast(self.batch_norm, server[part]) for part in ("predictive", "ratio")}
         expected = clients.collect(self.expect, shared, key)
         tau = server["tau"].index_copy(0, expected.ids, expected.value)  # who wasn't asked keeps its row
         rates = {

@@ -23,8 +23,8 @@ class Batched:
     """Runs a step for a chunk of clients as one batched computation.
 
     Clients of different sizes are padded and masked; client states are rows of one table. The first time a step runs,
-    two clients are done both ways: if batching fails, is emulated one by one, or differs, the loop takes over for good
-    and one line says why.
+    two clients, the smallest and the largest, are done both ways: if batching fails, is emulated one by one, or
+    differs, the loop takes over for good and one line says why.
 
     Args:
         algorithm: whose steps are run.
@@ -66,7 +66,7 @@ class Batched:
 
     def run(self, step: Step, message: Tree, ids: Sequence[int], key: Tensor, *, training: bool) -> Iterator[Outcome]:
         if not self._fallen_back and (step.__qualname__, training) not in self._probed:
-            self._probe(step, message, list(ids)[:2], key, training)
+            self._probe(step, message, self._extremes(), key, training)
         if self._fallen_back:
             yield from self._loop.run(step, message, ids, key, training=training)
             return
@@ -90,6 +90,11 @@ class Batched:
             result: tuple[Tree, Tree] = batched(states, sent, data, keys.fold(key, index))
             return result
 
+    def _extremes(self) -> list[int]:
+        """The smallest client and the largest, among all: padding harms the smallest most, whoever is in the cohort."""
+        by_size = sorted(range(len(self._counts)), key=self._counts.__getitem__)
+        return sorted({by_size[0], by_size[-1]})
+
     def _probe(self, step: Step, message: Tree, ids: list[int], key: Tensor, training: bool) -> None:
         self._probed.add((step.__qualname__, training))
         # The loop goes first: an error it raises too is the step's own, and goes up as it is.
@@ -108,7 +113,7 @@ class Batched:
             return
         for position, (reply, _) in enumerate(looped):
             gap = _largest_gap(row(replies, torch.tensor([position])), reply)
-            if gap > 1e-3:
+            if not gap <= 1e-3:
                 self._fall_back(step, f"its batched reply differs from the looped one by {gap:.1g} of its size")
                 return
 
@@ -146,24 +151,25 @@ class Batched:
         return ClientData(**parts)
 
     def _table(self, part: str) -> tuple[dict[str, Tensor], Tensor] | None:
-        """Every client's columns of one part, padded to the longest; ``None`` where some client has none."""
+        """Every client's columns of one part, padded to the longest; ``None`` where nobody has any."""
         if part not in self._tables:
             data = [client_data(self.federation, i, training=False) for i in range(len(self._counts))]
-            examples = [getattr(d, part) for d in data]
-            if any(e is None for e in examples):
+            present = [e for d in data if (e := getattr(d, part)) is not None]
+            if not present:
                 self._tables[part] = None
-            else:
-                longest = max(e.length for e in examples)
-                columns = {
-                    name: torch.stack([_padded(e[name], longest) for e in examples]) for name in examples[0].columns
-                }
-                self._tables[part] = columns, torch.stack([e.count for e in examples])
+                return None
+            nothing = Examples.of({name: column[:0] for name, column in present[0].columns.items()})
+            examples = [getattr(d, part) or nothing for d in data]
+            longest = max(e.length for e in examples)
+            columns = {name: torch.stack([_padded(e[name], longest) for e in examples]) for name in nothing.columns}
+            self._tables[part] = columns, torch.stack([e.count for e in examples])
         return self._tables[part]
 
 
 def _padded(column: Tensor, length: int) -> Tensor:
-    # Padding repeats a real row, so that it is harmless to whatever a model computes of it.
-    return torch.cat([column, column[:1].expand(length - len(column), *column.shape[1:])])
+    # Padding repeats a real row where there is one, so that it is harmless to whatever a model computes of it.
+    row = column[:1] if len(column) else column.new_zeros(1, *column.shape[1:])
+    return torch.cat([column, row.expand(length - len(column), *column.shape[1:])])
 
 
 def _map_state(plain: Any, per_example: Any, state: Tree) -> Tree:
@@ -176,9 +182,11 @@ def _map_state(plain: Any, per_example: Any, state: Tree) -> Tree:
 
 
 def _largest_gap(one: Tree, other: Tree) -> float:
+    """The largest difference of two trees, in units of each leaf's largest value; NaN equals NaN and nothing else."""
+    pairs = [(a.double(), b.double()) for a, b in zip(leaves(one), leaves(other), strict=True) if a.numel()]
+    same = [(a == b) | (a.isnan() & b.isnan()) for a, b in pairs]
     gaps = [
-        float((a.double() - b.double()).abs().max() / (b.double().abs().max() + 1e-6))
-        for a, b in zip(leaves(one), leaves(other), strict=True)
-        if a.numel()
+        torch.where(equal, 0.0, (a - b).abs()).max() / (b.abs().nan_to_num(0.0, 0.0).max() + 1e-6)
+        for equal, (a, b) in zip(same, pairs, strict=True)
     ]
-    return max(gaps, default=0.0)
+    return float(torch.stack(gaps).max()) if gaps else 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -17,15 +17,34 @@ from archipel.trees import PerClient, Sum, Tree, leaves, nbytes, row, tree_map
 class Ledger:
     """What passed the door in a round.
 
+    A client keeps what it was sent until the round ends: a tensor that is broadcast again in the same round, by another
+    step or to more clients, is counted only for those who haven't got it. FedSPM's M-step starts from the parameters
+    that its E-step has sent, and pays for the table of totals alone.
+
     Args:
         uplink: bytes from clients to the server.
         downlink: bytes from the server to clients.
         dropped: why each client that was dropped was, by id.
+        held: the tensors that were broadcast, by identity and version, each with the clients who got it. The tensor
+            itself is there so that its identity can't be given to another while the round lasts.
     """
 
     uplink: int = 0
     downlink: int = 0
     dropped: dict[int, str] = field(default_factory=dict)
+    held: dict[tuple[int, int], tuple[Tensor, set[int]]] = field(default_factory=dict, repr=False)
+
+    def send(self, message: Tree, clients: Sequence[int]) -> None:
+        """Counts a message to these clients: its rows for each, and of what is broadcast that which is new to them."""
+        for leaf in leaves(message):
+            if isinstance(leaf, PerClient):
+                self.downlink += len(clients) * sum(nbytes(table[0]) for table in leaves(leaf.table))
+            elif not isinstance(leaf, Tensor):
+                raise TypeError(f"A message is a tree of tensors; it holds {leaf!r}. Send torch.tensor({leaf!r}).")
+            else:
+                _, holders = self.held.setdefault((id(leaf), leaf._version), (leaf, set()))
+                self.downlink += nbytes(leaf) * len(set(clients) - holders)
+                holders.update(clients)
 
 
 @dataclass(frozen=True)
@@ -81,6 +100,13 @@ class Handle:
     def mean(self, step: Step, message: Tree, key: Tensor, weights: Weights = "examples") -> Tree:
         return self._summed(step, message, key, weights).mean()
 
+    def mean_and_share(
+        self, step: Step, message: Tree, key: Tensor, weights: Weights = "examples"
+    ) -> tuple[Tree, float]:
+        total = self._summed(step, message, key, weights)
+        everybody = self._weights(torch.arange(self.population), weights)
+        return total.mean(), total.weight / float(everybody.sum())
+
     def _summed(self, step: Step, message: Tree, key: Tensor, weights: Weights) -> Sum:
         total = Sum()
         for outcome in self._run(step, message, key):
@@ -116,10 +142,7 @@ class Handle:
                 present.append(client)
             else:
                 self.ledger.dropped[client] = "no answer"
-        broadcast = [leaf for leaf in leaves(message) if not isinstance(leaf, PerClient)]
-        tables = [leaf.table for leaf in leaves(message) if isinstance(leaf, PerClient)]
-        each = nbytes(broadcast) + nbytes(tables) // self.population
-        self.ledger.downlink += each * len(self.ids)
+        self.ledger.send(message, self.ids.tolist())
         for outcome in self.carrier.run(step, message, present, key, training=True):
             self.ledger.uplink += outcome.reply_bytes * len(outcome.ids)
             for client, usable in zip(outcome.ids, outcome.usable.tolist(), strict=True):

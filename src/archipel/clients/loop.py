@@ -58,11 +58,13 @@ class Loop:
         if self.workers > 1 and rest and step.__qualname__ not in self._seen:
             # The first client runs alone, to see whether the model draws by the generator that threads would share.
             self._seen.add(step.__qualname__)
-            before = torch.random.get_rng_state()
+            before, state = torch.random.get_rng_state(), self._states[rest[0]]
             outcome = self._one(step, message, rest[0], key, training)
             if not torch.equal(before, torch.random.get_rng_state()):
-                log.warning("%s draws by torch's own generator: one worker instead of %d.", step, self.workers)
-                self.workers = 1
+                log.warning(
+                    "%s draws by torch's own generator: one worker instead of %d.", step.__qualname__, self.workers
+                )
+                self.workers, self._states[rest[0]] = 1, state
                 torch.random.set_rng_state(before)
             else:
                 yield outcome

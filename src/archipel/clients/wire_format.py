@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import safetensors.torch
 import torch
 
@@ -21,9 +23,12 @@ def encode(tree: Tree) -> bytes:
     named = {
         name: t.detach().to("cpu").clone(memory_format=torch.contiguous_format) for name, t in flatten(tree).items()
     }
-    return safetensors.torch.save(named)
+    return safetensors.torch.save(named, {"order": json.dumps(list(named))})
 
 
 def decode(data: bytes) -> Tree:
     """The inverse of :func:`encode`."""
-    return unflatten(safetensors.torch.load(data))
+    # safetensors sorts by name. Sums over leaves (norms) round by their order, so a tree must come back in its own.
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    named = safetensors.torch.load(data)
+    return unflatten({name: named[name] for name in json.loads(header["__metadata__"]["order"])})

@@ -1,0 +1,37 @@
+"""Checks of hyper-parameters where they enter: what was given, what is allowed."""
+
+from __future__ import annotations
+
+import math
+
+
+def at_least_zero(owner: str, **values: float) -> None:
+    """Raises ValueError for a value below 0, infinite or NaN.
+
+    >>> at_least_zero("FedProx", penalty=-1.0)
+    Traceback (most recent call last):
+    ValueError: FedProx's penalty must be 0 or above and finite; given -1.0.
+    """
+    for name, value in values.items():
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{owner}'s {name} must be 0 or above and finite; given {value}.")
+
+
+def above_zero(owner: str, **values: float) -> None:
+    """Raises ValueError for a value that is not above 0, or infinite."""
+    for name, value in values.items():
+        if not 0 < value < math.inf:
+            raise ValueError(f"{owner}'s {name} must be above 0 and finite; given {value}.")
+
+
+def whole(owner: str, **values: int) -> None:
+    """Raises ValueError for anything but a whole number of at least 1."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{owner}'s {name} must be a whole number of at least 1; given {value!r}.")
+
+
+def one_of(owner: str, name: str, value: object, *allowed: object) -> None:
+    """Raises ValueError for anything that isn't among the allowed."""
+    if value not in allowed:
+        raise ValueError(f"{owner}'s {name} must be {' or '.join(map(repr, allowed))}; given {value!r}.")

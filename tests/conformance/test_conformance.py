@@ -1,0 +1,192 @@
+"""What every algorithm must do, whichever it is; ``table.py`` says how a new one gets all this by one row."""
+
+import pytest
+import torch
+from table import ROWS
+
+from archipel import Federation, Predicts, Routes, Sample, fit, keys
+from archipel.algorithm import Algorithm
+from archipel.checkpoint import Checkpoint
+from archipel.clients import Batched, Handle, Ledger, Loop, Outcome, Wire
+from archipel.clients.carrier import client_data
+from archipel.trees import PerClient, deliver, flatten, tree_map, unflatten
+
+ROUNDS = 3
+ORDER = [2, 0, 3, 1]
+
+
+@pytest.fixture(params=ROWS)
+def row(request):
+    return ROWS[request.param]
+
+
+@pytest.fixture(scope="module")
+def looped(uneven):
+    """Each algorithm's run in the loop, made once."""
+    made = {}
+
+    def run(row):
+        if id(row) not in made:
+            made[id(row)] = fit(row.make(uneven), uneven, rounds=ROUNDS, engine=Loop)
+        return made[id(row)]
+
+    return run
+
+
+def states(run):
+    return flatten({"server": run.server, "clients": {str(i): state for i, state in enumerate(run.clients)}})
+
+
+def same_bits(one, other):
+    one, other = states(one), states(other)
+    assert one.keys() == other.keys()
+    for name in one:
+        assert one[name].dtype == other[name].dtype, name
+        assert torch.equal(one[name], other[name]), name
+
+
+def test_it_is_an_algorithm_with_a_personal_model(row, uneven):
+    algorithm = row.make(uneven)
+    assert isinstance(algorithm, Algorithm)
+    assert isinstance(algorithm, Predicts)
+    with pytest.raises(AttributeError, match="cannot assign to field"):
+        algorithm.task = None
+
+
+def test_batches_agree_with_the_loop(row, uneven, looped, caplog):
+    run = fit(row.make(uneven), uneven, rounds=ROUNDS, engine=Batched)
+    one, other = states(looped(row)), states(run)
+    assert one.keys() == other.keys()
+    for name in one:
+        # the library's promise: float32, sums in another order, a few steps
+        torch.testing.assert_close(other[name], one[name], rtol=1e-5, atol=1e-5)
+    assert not [m for m in caplog.messages if "can't be batched" in m]
+    traffic = [[(r["uplink"], r["downlink"]) for r in run.history] for run in (run, looped(row))]
+    assert traffic[0] == traffic[1]
+
+
+def test_bytes_on_a_wire_agree_with_the_loop_to_the_bit(row, uneven, looped):
+    run = fit(row.make(uneven), uneven, rounds=ROUNDS, engine=Wire)
+    same_bits(run, looped(row))
+    assert run.metrics == looped(row).metrics
+    assert [r["uplink"] for r in run.history] == [r["uplink"] for r in looped(row).history]
+
+
+def test_threads_agree_with_the_loop_to_the_bit(row, uneven, looped):
+    run = fit(row.make(uneven), uneven, rounds=ROUNDS, engine="loop", workers=2)
+    same_bits(run, looped(row))
+
+
+def test_the_seed_decides(row, uneven, looped):
+    same_bits(fit(row.make(uneven), uneven, rounds=ROUNDS, engine=Loop), looped(row))
+    other = fit(row.make(uneven), uneven, rounds=ROUNDS, engine=Loop, seed=1)
+    one, other = flatten(looped(row).server), flatten(other.server)
+    for name in one:
+        if one[name].is_floating_point() and one[name].dim():
+            assert not torch.equal(one[name], other[name]), name
+
+
+def test_evaluation_changes_nothing(row, uneven, looped):
+    run = fit(row.make(uneven), uneven, rounds=ROUNDS, engine=Loop, evaluate_every=1)
+    same_bits(run, looped(row))
+    assert run.metrics == looped(row).metrics
+
+
+@pytest.mark.parametrize("engine", [Loop, Batched])
+def test_who_is_not_sampled_keeps_its_state(row, uneven, engine):
+    algorithm, cohort = row.make(uneven), Sample(count=2)
+    before = fit(algorithm, uneven, rounds=ROUNDS, cohort=cohort, engine=engine, until=1)
+    after = fit(algorithm, uneven, rounds=ROUNDS, cohort=cohort, engine=engine, until=2)
+    asked = cohort.draw(uneven.sizes, keys.fold(keys.key(0), "cohort", 1)).tolist()
+    assert after.history[1]["cohort"] == len(asked) == 2
+    for i, (old, new) in enumerate(zip(before.clients, after.clients, strict=True)):
+        old, new = flatten(old), flatten(new)
+        assert old.keys() == new.keys()
+        unchanged = all(torch.equal(old[name], new[name]) for name in old)
+        assert unchanged == (i not in asked or not old), i
+
+
+def test_shapes_and_dtypes_are_those_of_the_first_round(row, uneven, looped):
+    def kinds(run):
+        return {name: (value.shape, value.dtype) for name, value in states(run).items()}
+
+    algorithm = row.make(uneven)
+    assert kinds(looped(row)) == kinds(fit(algorithm, uneven, rounds=ROUNDS, engine=Loop, until=1))
+    # and of the initial state
+    handle = Handle(Loop(algorithm, uneven), torch.arange(4), uneven.sizes, 0, 1, Ledger())
+    start = flatten(algorithm.init_server(handle, keys.key(0)))
+    end = flatten(looped(row).server)
+    assert {n: (v.shape, v.dtype) for n, v in start.items()} == {n: (v.shape, v.dtype) for n, v in end.items()}
+
+
+def test_states_pass_through_a_checkpoint_to_the_bit(row, looped, tmp_path):
+    run = looped(row)
+    Checkpoint(ROUNDS, run.server, run.clients, {}).save(tmp_path)
+    back = Checkpoint.load(tmp_path)
+    for one, other in zip([run.server, *run.clients], [back.server, *back.clients], strict=True):
+        one, other = flatten(one), flatten(other)
+        assert list(one) == list(other)
+        assert all(torch.equal(one[n], other[n]) and one[n].dtype == other[n].dtype for n in one)
+
+
+def test_predictions_are_distributions(row, uneven, looped):
+    run = looped(row)
+    x = uneven.clients[0].test["x"]
+    for client in run.clients:
+        torch.testing.assert_close(run.algorithm.predict(run.server, client, x).exp().sum(1), torch.ones(len(x)))
+    if isinstance(run.algorithm, Routes):
+        torch.testing.assert_close(run.algorithm.route(run.server, x).exp().sum(1), torch.ones(len(x)))
+
+
+class Renumbered(Loop):
+    """A loop in which client i draws what client ``ORDER[i]`` draws elsewhere: keys go with clients, not places."""
+
+    def _one(self, step, message, client, key, training):
+        data = client_data(self.federation, client, training=training)
+        state, reply = step(self._states[client], deliver(message, client), data, keys.fold(key, ORDER[client]))
+        self._states[client] = state
+        return Outcome((client,), tree_map(lambda t: t[None], reply), torch.tensor([True]), 0)
+
+
+def drive(algorithm, carrier, federation, server):
+    """Rounds from a given server state, without the engine around them."""
+    everyone, root = torch.arange(len(federation)), keys.key(0)
+    with torch.no_grad():
+        message = {"server": server, "index": PerClient(everyone)}
+        list(carrier.run(algorithm.enrol, message, everyone.tolist(), root, training=True))
+        for t in range(ROUNDS):
+            handle = Handle(carrier, everyone, federation.sizes, t, ROUNDS, Ledger())
+            server, _ = algorithm.round(server, handle, keys.fold(root, t))
+    return server, [carrier.state(i) for i in everyone.tolist()]
+
+
+def test_clients_in_another_order_are_the_same_clients(row, uneven):
+    algorithm = row.make(uneven)
+    shuffled = Federation("shuffled", tuple(uneven.clients[i] for i in ORDER), uneven.inputs, uneven.classes)
+
+    def reordered(server):
+        named = flatten(server)
+        return unflatten(named | {path: named[path][ORDER] for path in row.per_client})
+
+    loop = Loop(algorithm, uneven)
+    start = algorithm.init_server(Handle(loop, torch.arange(4), uneven.sizes, 0, ROUNDS, Ledger()), keys.key(1))
+    server, clients = drive(algorithm, loop, uneven, start)
+    other, others = drive(algorithm, Renumbered(algorithm, shuffled), shuffled, reordered(start))
+    # Sums over clients are taken in another order: float32, a few steps.
+    expected, found = flatten(reordered(server)), flatten(other)
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-5)
+    x = uneven.clients[0].train["x"]
+    for i, original in enumerate(ORDER):
+        torch.testing.assert_close(
+            algorithm.predict(other, others[i], x),
+            algorithm.predict(server, clients[original], x),
+            rtol=1e-4,
+            atol=1e-4,
+        )
+    if isinstance(algorithm, Routes):
+        torch.testing.assert_close(
+            algorithm.route(other, x), algorithm.route(server, x)[:, ORDER], rtol=1e-4, atol=1e-4
+        )
+    moved = flatten(start)
+    assert any(not torch.equal(moved[name], flatten(server)[name]) for name in moved)

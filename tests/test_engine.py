@@ -1,0 +1,288 @@
+"""fit: same seed same bits, exact resumption, interruptions, and nothing that grows."""
+
+import json
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from archipel import SGD, FedAvg, FedSPM, Network, Run, Sample, classification, fit
+from archipel.checkpoint import Checkpoint
+from archipel.engine import describe
+from archipel.trees import flatten
+
+HALF = Sample(fraction=0.5)
+
+
+def fedavg(federation):
+    # Clipping sums over all parameters: its rounding tells if a tree came back in another order.
+    local = SGD(lr=0.2, epochs=1, batch=4, momentum=0.9, keep_momentum=True, clip=0.5, schedule="cosine")
+    return FedAvg(classification(nn.Sequential(nn.Linear(3, 5), nn.Tanh()), federation), local)
+
+
+def fedspm(federation, **settings):
+    block = SGD(lr=0.2, steps=3, batch=4, momentum=0.9, keep_momentum=True, clip=0.5, schedule="cosine")
+    task, router = classification(nn.Linear(3, 4), federation), Network(nn.Linear(3, 4), federation.inputs)
+    return FedSPM(task, router, components=2, local=block, routing=block, **settings)
+
+
+ALGORITHMS = {
+    "fedavg": fedavg,
+    "fedspm": fedspm,
+    "incremental": lambda federation: fedspm(federation, expectation="incremental", encoders="own"),
+}
+
+
+def plain(history):
+    """A history without what a clock wrote."""
+    return [{name: value for name, value in record.items() if name != "seconds"} for record in history]
+
+
+def assert_same(one, other):
+    assert len(one.clients) == len(other.clients)
+    for left, right in zip([one.server, *one.clients], [other.server, *other.clients], strict=True):
+        left, right = flatten(left), flatten(right)
+        assert list(left) == list(right)
+        for name in left:
+            assert torch.equal(left[name], right[name]), name
+
+
+def differ(one, other):
+    left, right = flatten(one.server), flatten(other.server)
+    return any(not torch.equal(left[name], right[name]) for name in left)
+
+
+def test_the_seed_decides_every_bit(uneven):
+    algorithm = fedavg(uneven)
+    one, same, other = (fit(algorithm, uneven, rounds=3, cohort=HALF, seed=seed) for seed in (5, 5, 6))
+    assert_same(one, same)
+    assert plain(one.history) == plain(same.history)
+    assert one.table == same.table
+    assert differ(one, other)
+
+
+def test_watching_changes_nothing(uneven):
+    algorithm = fedspm(uneven)
+    quiet = fit(algorithm, uneven, rounds=4, cohort=HALF)
+    seen = []
+
+    def watch(moment):
+        torch.manual_seed(0)
+        torch.rand(5)
+        seen.append(moment.round)
+        moment.clients.evaluate(lambda client, message, data, key: (client, data.test.count), {}, torch.tensor(0))
+        assert moment.algorithm is algorithm
+        assert moment.federation is uneven
+
+    watched = fit(algorithm, uneven, rounds=4, cohort=HALF, evaluate_every=1, callbacks=[watch])
+    assert_same(quiet, watched)
+    assert seen == [1, 2, 3, 4]
+    assert [r["uplink"] for r in quiet.history] == [r["uplink"] for r in watched.history]
+    assert quiet.metrics == watched.metrics
+
+
+def test_the_last_round_is_the_one_reported(uneven):
+    run = fit(fedavg(uneven), uneven, rounds=5, evaluate_every=2)
+    assert [record["round"] for record in run.history if "metrics" in record] == [2, 4, 5]
+    assert run.metrics == run.history[-1]["metrics"]
+    until = fit(fedavg(uneven), uneven, rounds=5, until=3)
+    assert len(until.history) == 3
+    assert until.metrics == until.history[-1]["metrics"]
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_five_rounds_and_five_more_are_ten(uneven, tmp_path, name, engine):
+    algorithm = ALGORITHMS[name](uneven)
+    settings = {"rounds": 10, "cohort": HALF, "engine": engine, "evaluate_every": 5}
+    straight = fit(algorithm, uneven, **settings)
+    first = fit(algorithm, uneven, folder=tmp_path, until=5, **settings)
+    assert len(first.history) == 5
+    resumed = fit(algorithm, uneven, folder=tmp_path, **settings)
+    assert_same(resumed, straight)
+    assert plain(resumed.history) == plain(straight.history)
+    assert resumed.table == straight.table
+    # A third call finds all done, and gives the same once more.
+    assert_same(fit(algorithm, uneven, folder=tmp_path, **settings), straight)
+
+
+def test_rounds_after_the_last_checkpoint_are_made_and_written_again(uneven, tmp_path):
+    algorithm = fedavg(uneven)
+
+    def crash(moment):
+        if moment.round == 4:
+            raise OSError("power cut")
+
+    with pytest.raises(OSError, match="power cut"):
+        fit(algorithm, uneven, rounds=6, folder=tmp_path, checkpoint_every=2, callbacks=[crash])
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
+    assert Checkpoint.load(tmp_path).round == 2
+    resumed = fit(algorithm, uneven, rounds=6, folder=tmp_path, checkpoint_every=2)
+    assert_same(resumed, fit(algorithm, uneven, rounds=6))
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert lines == resumed.history
+    assert [line["round"] for line in lines] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("torn", ["writing", "between", "after", "twice"])
+def test_a_checkpoint_torn_at_any_moment_is_recovered(uneven, tmp_path, torn, monkeypatch):
+    algorithm = fedavg(uneven)
+    fit(algorithm, uneven, rounds=4, folder=tmp_path, until=2)
+    place = tmp_path / "checkpoint"
+    if torn == "writing":
+        (tmp_path / "checkpoint.new").mkdir()
+        (tmp_path / "checkpoint.new" / "server.safetensors").write_bytes(b"half of it")
+    else:
+        # the moment between the two renames: the old one is moved away, the new one not yet in place
+        place.rename(tmp_path / "checkpoint.old")
+    if torn == "after":
+        fit(algorithm, uneven, rounds=4, folder=tmp_path, until=3)
+        assert not (tmp_path / "checkpoint.old").exists()
+    if torn == "twice":
+        # and killed at the same place in the next save
+        rename = Path.rename
+
+        def killed(self, target):
+            if self.name == "checkpoint.new":
+                raise SystemExit
+            return rename(self, target)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "rename", killed)
+            with pytest.raises(SystemExit):
+                fit(algorithm, uneven, rounds=4, folder=tmp_path, until=3)
+    assert Checkpoint.load(tmp_path) is not None
+    resumed = fit(algorithm, uneven, rounds=4, folder=tmp_path)
+    assert_same(resumed, fit(algorithm, uneven, rounds=4))
+
+
+def test_a_checkpoint_of_another_format_is_refused(uneven, tmp_path):
+    fit(fedavg(uneven), uneven, rounds=1, folder=tmp_path)
+    path = tmp_path / "checkpoint" / "checkpoint.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 99}))
+    with pytest.raises(ValueError, match="has format 99; this version of archipel reads 1"):
+        Checkpoint.load(tmp_path)
+
+
+def test_another_run_in_the_folder_is_refused_by_what_differs(uneven, tmp_path):
+    algorithm = fedavg(uneven)
+    fit(algorithm, uneven, rounds=2, folder=tmp_path)
+    other = replace(algorithm, local=replace(algorithm.local, lr=0.1))
+    with pytest.raises(ValueError, match=r"a run with another algorithm\. Choose another folder.*resume=False"):
+        fit(other, uneven, rounds=2, folder=tmp_path)
+    with pytest.raises(ValueError, match="another rounds and seed and cohort"):
+        fit(algorithm, uneven, rounds=3, seed=1, cohort=HALF, folder=tmp_path)
+    renewed = fit(other, uneven, rounds=2, folder=tmp_path, resume=False)
+    assert_same(Run.read(tmp_path, other), renewed)
+    # engine, workers and evaluation may change on the way
+    assert len(fit(other, uneven, rounds=2, folder=tmp_path, engine="loop", evaluate_every=1).history) == 2
+
+
+@pytest.mark.parametrize("moment", ["in a callback", "in training"])
+def test_ctrl_c_ends_the_round_with_a_checkpoint_to_go_on_from(uneven, tmp_path, moment):
+    algorithm = fedavg(uneven)
+    before = signal.getsignal(signal.SIGINT)
+
+    def interrupt(now):
+        if moment == "in a callback" and now.round == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    def answers(round, client):
+        if moment == "in training" and (round, client) == (2, 0):
+            signal.raise_signal(signal.SIGINT)
+        return True
+
+    with pytest.raises(KeyboardInterrupt, match=r"Stopped after round 3 of 6; the checkpoint is in .* run it again"):
+        fit(algorithm, uneven, rounds=6, folder=tmp_path, callbacks=[interrupt], answers=answers)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert Checkpoint.load(tmp_path).round == 3
+    resumed = fit(algorithm, uneven, rounds=6, folder=tmp_path)
+    assert_same(resumed, fit(algorithm, uneven, rounds=6))
+
+
+def test_the_second_ctrl_c_stops_at_once(uneven, tmp_path):
+    def twice(moment):
+        if moment.round == 2:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(fedavg(uneven), uneven, rounds=6, folder=tmp_path, checkpoint_every=1, callbacks=[twice])
+    assert Checkpoint.load(tmp_path).round == 1
+
+
+def test_ctrl_c_in_the_last_round_finishes_the_run(uneven):
+    run = fit(
+        fedavg(uneven),
+        uneven,
+        rounds=2,
+        callbacks=[lambda moment: signal.raise_signal(signal.SIGINT) if moment.round == 2 else None],
+    )
+    assert len(run.history) == 2
+    assert run.metrics
+
+
+def test_each_round_is_a_line(uneven, tmp_path):
+    run = fit(fedavg(uneven), uneven, rounds=4, cohort=HALF, evaluate_every=2, folder=tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert lines == run.history
+    for number, line in enumerate(lines, start=1):
+        assert line["round"] == number
+        assert line["cohort"] == 2
+        assert line["seconds"] >= 0
+        assert line["loss"] > 0
+
+
+# A model of 400 kB: one kept by mistake in every round would add 36 MB, a tenth of what torch takes.
+MEMORY = """
+import resource, sys
+import torch
+from archipel import SGD, FedAvg, Federation, classification, fit
+
+def resident(moment):
+    if moment.round in (10, 100):
+        print(int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize())
+
+x = torch.randn(12, 400, generator=torch.Generator().manual_seed(0))
+federation = Federation.from_arrays([(x, torch.arange(12) % 2)] * 3)
+task = classification(torch.nn.Linear(400, 250), federation)
+local = SGD(lr=0.01, steps=1, batch=4, momentum=0.5, keep_momentum=True)
+fit(FedAvg(task, local), federation, rounds=100, engine=sys.argv[1], callbacks=[resident], evaluate_every=10)
+"""
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_memory_does_not_grow_with_rounds(engine):
+    done = subprocess.run([sys.executable, "-c", MEMORY, engine], capture_output=True, text=True, check=True)
+    early, late = map(int, done.stdout.split())
+    assert late < 1.05 * early
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rounds": 0}, "rounds must be a whole number of at least 1; given 0"),
+        ({"rounds": 2.5}, "rounds must be a whole number"),
+        ({"evaluate_every": 0}, "evaluate_every must be a whole number of at least 1; given 0"),
+        ({"checkpoint_every": -1}, "checkpoint_every must be"),
+        ({"until": 0}, "until must be a whole number of at least 1; given 0"),
+        ({"engine": "cluster"}, "engine must be one of"),
+        ({"cohort": Sample(count=9)}, "count is 9, but only 4 clients are enrolled"),
+    ],
+)
+def test_settings_out_of_range_are_refused(uneven, settings, message):
+    with pytest.raises(ValueError, match=message):
+        fit(fedavg(uneven), uneven, **({"rounds": 1} | settings))
+
+
+def test_a_configuration_is_described_in_jsons_types(uneven):
+    found = describe(fedavg(uneven))
+    assert json.loads(json.dumps(found)) == found
+    assert found["type"] == "FedAvg"
+    assert found["local"]["lr"] == 0.2
+    assert found["task"]["encoder"]["module"] == "Sequential, 20 parameters"

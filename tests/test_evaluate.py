@@ -1,0 +1,209 @@
+"""Evaluation: votes, averages and routing against brute force over single examples."""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import nn
+
+from archipel import SGD, Algorithm, FedAvg, Federation, FedSPM, Network, classification, fit
+from archipel.data.federation import Client
+from archipel.evaluate import vote
+from archipel.trees import flatten
+
+
+@dataclass(frozen=True)
+class Constant(Algorithm):
+    """Every client answers by log-probabilities that it holds; ``adapt`` and ``predict_global`` come below."""
+
+    def init_server(self, clients, key):
+        return {"shift": torch.tensor(0.0)}
+
+    def init_client(self, message, data, key):
+        return {"favourite": message["index"] % 3}
+
+    def round(self, server, clients, key):
+        return server, {}
+
+    def predict(self, server, client, x):
+        logits = torch.arange(3) == client["favourite"]
+        return torch.log_softmax(2.0 * logits + server["shift"] + 0.0 * x[:, :1], dim=-1)
+
+
+@dataclass(frozen=True)
+class Adapting(Constant):
+    """Adapts to the commonest class of its training data; its global model always says 2."""
+
+    def adapt(self, server, client, data, key):
+        counts = torch.stack([((data.train["y"] == k) & data.train.mask).sum() for k in range(3)])
+        return {"favourite": counts.argmax()}
+
+    def predict_global(self, server, x):
+        return torch.log_softmax(5.0 * (torch.arange(3) == 2) + 0.0 * x[:, :1], dim=-1)
+
+
+def by_hand(federation, favourites):
+    """Each client's accuracy on its own tests if it always names its favourite."""
+    return [(c.test["y"] == k).double().mean().item() for c, k in zip(federation.clients, favourites, strict=True)]
+
+
+def weighted(federation, values):
+    sizes = federation.sizes.tolist()
+    return sum(n * v for n, v in zip(sizes, values, strict=True)) / sum(sizes)
+
+
+def test_the_majority_wins_and_ties_go_to_the_highest_sum():
+    generator = torch.Generator().manual_seed(0)
+    # probabilities in quarters make ties of votes common, and those of sums too
+    answers = torch.randint(1, 5, (4, 300, 3), generator=generator).double()
+    answers = answers / answers.sum(-1, keepdim=True)
+    winners = vote(answers.log())
+    ties = 0
+    for j in range(300):
+        ballots = Counter(answers[i, j].argmax().item() for i in range(4))
+        most = max(ballots.values())
+        leading = [k for k, count in ballots.items() if count == most]
+        ties += len(leading) > 1
+        sums = answers[:, j].sum(0)
+        best = max(sums[k].item() for k in leading)
+        assert winners[j].item() in [k for k in leading if sums[k].item() >= best - 1e-12]
+    assert ties > 50
+
+
+def test_one_ballot_more_beats_any_confidence():
+    sure, hesitant = [0.998, 0.001, 0.001], [0.30, 0.36, 0.34]
+    # two ballots of 0.36 against one of 0.998 twice the sum
+    assert vote(torch.tensor([[sure], [hesitant], [hesitant]]).log()).tolist() == [1]
+    assert vote(torch.tensor([[sure], [hesitant]]).log()).tolist() == [0]
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_system_and_average_accuracy_by_brute_force(uneven, engine):
+    run = fit(Constant(), uneven, rounds=1, engine=engine)
+    # clients 0 and 3 favour class 0, so it has two of four ballots for every example
+    pooled = torch.cat([client.test["y"] for client in uneven.clients])
+    assert run.metrics["system_accuracy"] == pytest.approx((pooled == 0).double().mean().item())
+    own = by_hand(uneven, [0, 1, 2, 0])
+    assert run.metrics["average_accuracy"] == pytest.approx(weighted(uneven, own))
+    assert set(run.metrics) == {"system_accuracy", "average_accuracy"}
+    assert [row["accuracy"] for row in run.table] == pytest.approx(own)
+    assert [(row["client"], row["train"], row["test"]) for row in run.table] == [
+        (c.name, len(c.train["y"]), len(c.test["y"])) for c in uneven.clients
+    ]
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_global_personal_and_adapted_models_are_separate_series(uneven, engine):
+    run = fit(Adapting(), uneven, rounds=1, engine=engine)
+    commonest = [torch.bincount(c.train["y"], minlength=3).argmax().item() for c in uneven.clients]
+    assert commonest != [0, 1, 2, 0]
+    pooled = torch.cat([client.test["y"] for client in uneven.clients])
+    expected = {
+        "average_accuracy": weighted(uneven, by_hand(uneven, commonest)),
+        "average_before_accuracy": weighted(uneven, by_hand(uneven, [0, 1, 2, 0])),
+        "global_accuracy": (pooled == 2).double().mean().item(),
+    }
+    assert {name: run.metrics[name] for name in expected} == pytest.approx(expected)
+    # what adapted was never kept
+    assert [int(client["favourite"]) for client in run.clients] == [0, 1, 2, 0]
+
+
+def test_a_shared_model_is_the_system_and_everybodys_own(uneven):
+    run = fit(FedAvg(classification(nn.Linear(3, 4), uneven), SGD(lr=0.2, steps=5)), uneven, rounds=3)
+    model = run.server["model"]
+    right = [run.algorithm.task.predict(model, c.test["x"]).argmax(-1) == c.test["y"] for c in uneven.clients]
+    pooled = torch.cat(right).double().mean().item()
+    assert run.metrics["system_accuracy"] == run.metrics["global_accuracy"] == pytest.approx(pooled)
+    assert run.metrics["average_accuracy"] == pytest.approx(weighted(uneven, [r.double().mean().item() for r in right]))
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_a_router_answers_by_the_client_it_routes_to(uneven, engine):
+    task = classification(nn.Linear(3, 4), uneven)
+    block = SGD(lr=0.2, steps=10, batch=8)
+    spm = FedSPM(task, Network(nn.Linear(3, 4), uneven.inputs), components=2, local=block, routing=block)
+    run = fit(spm, uneven, rounds=3, engine=engine)
+    right, home, own = [], [], []
+    for i, client in enumerate(uneven.clients):
+        for x, y in zip(client.test["x"], client.test["y"], strict=True):
+            j = spm.route(run.server, x[None])[0].argmax().item()
+            home.append(j == i)
+            right.append(spm.predict(run.server, run.clients[j], x[None])[0].argmax() == y)
+        own.append((spm.predict(run.server, run.clients[i], client.test["x"]).argmax(-1) == client.test["y"]).double())
+    assert run.metrics["system_accuracy"] == pytest.approx(torch.stack(right).double().mean().item())
+    assert run.metrics["routing_accuracy"] == pytest.approx(sum(home) / len(home))
+    assert run.metrics["average_accuracy"] == pytest.approx(weighted(uneven, [o.mean().item() for o in own]))
+    ends = torch.tensor([len(c.test["y"]) for c in uneven.clients]).cumsum(0).tolist()
+    for row, start, end in zip(run.table, [0, *ends], ends, strict=False):
+        assert row["routed"] == pytest.approx(sum(home[start:end]) / (end - start))
+    assert 0 < sum(home) < len(home)  # otherwise the system's accuracy would be the average one
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_a_regression_is_scored_by_its_root_mean_squared_error(engine):
+    generator = torch.Generator().manual_seed(0)
+    xs = [torch.randn(n, 2, generator=generator) for n in (10, 20)]
+    federation = Federation.from_arrays([(x, x[:, 0] + i) for i, x in enumerate(xs)])
+
+    @dataclass(frozen=True)
+    class Guess(Constant):
+        def predict(self, server, client, x):
+            return client["favourite"].float() + 0.0 * x[:, :1]
+
+    run = fit(Guess(), federation, rounds=1, engine=engine)
+    own = [(c.test["y"] - i).square().mean().item() for i, c in enumerate(federation.clients)]
+    pooled = torch.cat([c.test["y"] for c in federation.clients])
+    # the system answers by the mean of 0 and 1
+    assert run.metrics["system_rmse"] == pytest.approx((pooled - 0.5).square().mean().sqrt().item(), rel=1e-6)
+    assert run.metrics["average_rmse"] == pytest.approx(weighted(federation, own) ** 0.5, rel=1e-6)
+    assert [row["rmse"] for row in run.table] == pytest.approx([v**0.5 for v in own], rel=1e-6)
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+@pytest.mark.parametrize("algorithm", [Constant(), Adapting()])
+def test_a_client_without_tests_is_left_out_of_averages(uneven, engine, algorithm):
+    bare = uneven.clients[1]
+    bare = replace(bare, test={name: column[:0] for name, column in bare.test.items()})
+    federation = Federation("some", (uneven.clients[0], bare, *uneven.clients[2:]), uneven.inputs, uneven.classes)
+    run = fit(algorithm, federation, rounds=1, engine=engine)
+    whole = fit(algorithm, uneven, rounds=1, engine=engine)
+    keep = [0, 2, 3]
+    own = [whole.table[i]["accuracy"] for i in keep]
+    sizes = uneven.sizes[keep].tolist()
+    assert run.metrics["average_accuracy"] == pytest.approx(
+        sum(n * v for n, v in zip(sizes, own, strict=True)) / sum(sizes)
+    )
+    assert "accuracy" not in run.table[1]
+    assert run.table[1]["test"] == 0
+
+
+def test_without_tests_there_are_no_metrics():
+    x = torch.randn(10, 2, generator=torch.Generator().manual_seed(0))
+    federation = Federation.from_arrays([(x, torch.arange(10) % 3)] * 2, test=0.0)
+    run = fit(Constant(), federation, rounds=1)
+    assert run.metrics == {}
+    assert [row["train"] for row in run.table] == [10, 10]
+
+
+def test_evaluation_leaves_state_alone(uneven):
+    runs = [fit(Adapting(), uneven, rounds=3, evaluate_every=every) for every in (None, 1)]
+    assert [client["favourite"] for client in runs[0].clients] == [client["favourite"] for client in runs[1].clients]
+    assert ["metrics" in record for record in runs[1].history] == [True] * 3
+    assert ["metrics" in record for record in runs[0].history] == [False, False, True]
+    assert flatten(runs[0].server).keys() == flatten(runs[1].server).keys()
+
+
+def test_validation_is_not_evaluated_on():
+    # A client's class of validation examples is found nowhere else; a model that only knows it is never right.
+    x = torch.zeros(4, 2)
+    columns = {part: {"x": x, "y": torch.full((4,), k)} for k, part in enumerate(("train", "test", "validation"))}
+    other = Federation.from_arrays([(torch.randn(9, 2), torch.arange(9) % 3)])
+    federation = Federation("split", (Client("one", **columns),), other.inputs, other.classes)
+
+    @dataclass(frozen=True)
+    class Last(Constant):
+        def init_client(self, message, data, key):
+            return {"favourite": torch.tensor(2)}
+
+    assert fit(Last(), federation, rounds=1).metrics["average_accuracy"] == 0

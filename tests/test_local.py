@@ -1,0 +1,325 @@
+"""Local SGD against torch.optim.SGD on the same minibatches, looped and under vmap."""
+
+import pytest
+import torch
+
+from archipel import SGD, FedAvg, classification, fit, keys
+from archipel.examples import Examples
+from archipel.local import proximal
+from archipel.trees import add, tree_map
+
+SIZES = (3, 10, 7)
+SETTINGS = {
+    "plain": {},
+    "momentum": {"momentum": 0.9},
+    "nesterov": {"momentum": 0.8, "nesterov": True},
+    "decay": {"weight_decay": 0.1},
+    "clip": {"clip": 0.5},
+    "all": {"momentum": 0.9, "nesterov": True, "weight_decay": 0.05, "clip": 0.7},
+}
+RUNS = {"steps": {"steps": 6, "batch": 4}, "epochs": {"epochs": 2, "batch": 4}, "full": {"steps": 4, "batch": None}}
+# Both sides compute in float64: what differs is the order of sums. torch's clip_grad_norm_ adds 1e-6 to the norm, which
+# is above 0.5 where it clips, so the clipped gradient differs by 2e-6 of itself at most in each of ten steps.
+TOLERANCE = {"clip": 2e-5, "all": 2e-5}
+
+
+def client(n, seed=0):
+    generator = torch.Generator().manual_seed(seed + n)
+    x = torch.randn(n, 3, generator=generator, dtype=torch.float64)
+    return {"x": x, "y": 2 * torch.randn(n, generator=generator, dtype=torch.float64) + 3}
+
+
+def loss(params, batch):
+    return 0.5 * (batch["x"] @ params["w"] + params["b"] - batch["y"]).square(), {}
+
+
+def start():
+    return {"w": torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64), "b": torch.tensor(0.3, dtype=torch.float64)}
+
+
+def torch_sgd(columns, solver, key, rate, velocity=None, extra=None):
+    """The same run by torch.optim.SGD, torch's clip_grad_norm_ and autograd; ``extra`` is added to the loss."""
+    examples = Examples.of(columns)
+    params = {name: torch.nn.Parameter(value.clone()) for name, value in start().items()}
+    optimiser = torch.optim.SGD(
+        params.values(),
+        lr=rate,
+        momentum=solver.momentum,
+        nesterov=solver.nesterov,
+        weight_decay=solver.weight_decay,
+    )
+    if velocity is not None:
+        for name, param in params.items():
+            optimiser.state[param]["momentum_buffer"] = velocity[name].clone()
+    draws, losses = solver.draws(examples, key), []
+    for index, mask in zip(draws.index, draws.mask, strict=True):
+        optimiser.zero_grad()
+        mean = loss(params, examples.take(index[mask]))[0].mean()
+        (mean if extra is None else mean + extra(params)).backward()
+        if solver.clip is not None:
+            torch.nn.utils.clip_grad_norm_(params.values(), solver.clip)
+        optimiser.step()
+        losses.append(mean.item())
+    momentum = {name: optimiser.state[p].get("momentum_buffer") for name, p in params.items()}
+    return {name: p.detach() for name, p in params.items()}, momentum, sum(losses) / len(losses)
+
+
+def in_a_loop(solver, key, rate, velocity=None, shift=None):
+    for i, n in enumerate(SIZES):
+        yield solver.minimise(loss, start(), Examples.of(client(n)), keys.fold(key, i), rate, velocity, shift)
+
+
+def under_vmap(solver, key, rate, velocity=None, shift=None):
+    longest = max(SIZES)
+    columns = [client(n) for n in SIZES]
+    # Padding is NaN: nothing of it may reach the result.
+    padded = {
+        name: torch.stack(
+            [torch.cat([c[name], torch.full((longest - len(c["y"]), *c[name].shape[1:]), torch.nan)]) for c in columns]
+        )
+        for name in ("x", "y")
+    }
+    examples = Examples(padded, torch.tensor(SIZES), min(SIZES))
+
+    def run(data, key):
+        end = solver.minimise(loss, start(), data, key, rate, velocity, shift)
+        return end.params, end.velocity, end.loss
+
+    results = torch.func.vmap(run)(examples, keys.fold(key, torch.arange(len(SIZES))))
+    for i in range(len(SIZES)):
+        params, momentum, mean = results
+        yield type(
+            "Row",
+            (),
+            {
+                "params": {name: p[i] for name, p in params.items()},
+                "velocity": {name: v[i] for name, v in momentum.items()},
+                "loss": mean[i],
+            },
+        )
+
+
+@pytest.mark.parametrize("how", [in_a_loop, under_vmap])
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_sgd_is_torchs(how, run, setting):
+    solver = SGD(lr=0.05, **RUNS[run], **SETTINGS[setting])
+    key, rate = keys.key(3), solver.rate(0, 1)
+    tolerance = TOLERANCE.get(setting, 1e-12)
+    for i, end in enumerate(how(solver, key, rate)):
+        params, momentum, mean = torch_sgd(client(SIZES[i]), solver, keys.fold(key, i), float(rate))
+        for name, value in params.items():
+            torch.testing.assert_close(end.params[name], value, rtol=tolerance, atol=tolerance)
+            if solver.momentum:
+                torch.testing.assert_close(end.velocity[name], momentum[name], rtol=tolerance, atol=tolerance)
+        assert float(end.loss) == pytest.approx(mean, rel=tolerance)
+
+
+@pytest.mark.parametrize("how", [in_a_loop, under_vmap])
+def test_clipping_clips_in_these_tests(how):
+    # Otherwise the test above would say nothing of it.
+    key = keys.key(3)
+    settings = [SGD(lr=0.05, steps=1, batch=None, clip=clip) for clip in (0.5, None)]
+    for clipped, free in zip(*(list(how(solver, key, solver.rate(0, 1))) for solver in settings), strict=True):
+        moves = [
+            torch.cat([(end.params[name] - value).reshape(-1) for name, value in start().items()])
+            for end in (clipped, free)
+        ]
+        assert float(moves[0].norm()) == pytest.approx(0.05 * 0.5, rel=1e-9)
+        assert float(moves[1].norm()) > 0.05 * 0.5
+        torch.testing.assert_close(moves[0] / moves[0].norm(), moves[1] / moves[1].norm())
+
+
+@pytest.mark.parametrize("how", [in_a_loop, under_vmap])
+def test_momentum_goes_on_from_the_velocity_given(how):
+    solver = SGD(lr=0.05, steps=5, batch=4, momentum=0.9, keep_momentum=True)
+    key, rate = keys.key(4), solver.rate(0, 1)
+    # in another order than the parameters, as a tree may come back from elsewhere
+    velocity = {"b": torch.tensor(2.0, dtype=torch.float64), "w": torch.tensor([1.0, 0.0, -1.0], dtype=torch.float64)}
+    for i, end in enumerate(how(solver, key, rate, velocity)):
+        params, momentum, _ = torch_sgd(client(SIZES[i]), solver, keys.fold(key, i), float(rate), velocity)
+        for name in params:
+            torch.testing.assert_close(end.params[name], params[name], rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(end.velocity[name], momentum[name], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("how", [in_a_loop, under_vmap])
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("setting", ["plain", "momentum", "nesterov", "decay"])
+def test_a_shift_is_the_gradient_of_a_term_of_the_objective(how, run, setting):
+    # ½ μ ‖θ − c‖² − ⟨h, θ⟩ by autograd, against μ (θ − c) − h
+    solver, mu = SGD(lr=0.05, **RUNS[run], **SETTINGS[setting]), 0.7
+    double = {"dtype": torch.float64}
+    centre = {"b": torch.tensor(-2.0, **double), "w": torch.tensor([3.0, 0.0, 1.0], **double)}
+    h = {"w": torch.tensor([0.1, -0.5, 2.0], **double), "b": torch.tensor(0.4, **double)}
+
+    def term(params):
+        return sum(mu / 2 * (params[n] - centre[n]).square().sum() - (h[n] * params[n]).sum() for n in params)
+
+    def shift(params):
+        return add(proximal(mu, centre | {"buffers": {"count": torch.tensor(3)}})(params), h, -1.0)
+
+    key, rate = keys.key(3), solver.rate(0, 1)
+    without = list(how(solver, key, rate))
+    for i, end in enumerate(how(solver, key, rate, shift=shift)):
+        params, momentum, mean = torch_sgd(client(SIZES[i]), solver, keys.fold(key, i), float(rate), extra=term)
+        for name, value in params.items():
+            torch.testing.assert_close(end.params[name], value, rtol=1e-12, atol=1e-12)
+            assert not torch.allclose(end.params[name], without[i].params[name])
+            if solver.momentum:
+                torch.testing.assert_close(end.velocity[name], momentum[name], rtol=1e-12, atol=1e-12)
+        assert float(end.loss) == pytest.approx(mean, rel=1e-12)  # of the data alone
+
+
+@pytest.mark.parametrize("how", [in_a_loop, under_vmap])
+def test_clipping_is_for_the_data_and_not_for_the_shift(how):
+    key, large = keys.key(3), {"w": torch.full((3,), 1e3, dtype=torch.float64), "b": torch.tensor(-1e3).double()}
+    solver = SGD(lr=0.05, steps=1, batch=None, clip=0.5)
+    shifted = how(solver, key, solver.rate(0, 1), shift=lambda params: large)
+    for one, other in zip(shifted, how(solver, key, solver.rate(0, 1)), strict=True):
+        for name in large:
+            torch.testing.assert_close(one.params[name], other.params[name] - 0.05 * large[name])
+
+
+@pytest.mark.parametrize("how", [in_a_loop, under_vmap])
+def test_a_shift_of_zero_changes_no_bit(how):
+    solver = SGD(lr=0.05, steps=6, batch=4, momentum=0.9)
+    key, rate = keys.key(3), solver.rate(0, 1)
+    nothing = how(solver, key, rate, shift=lambda params: tree_map(torch.zeros_like, params))
+    for one, other in zip(nothing, how(solver, key, rate), strict=True):
+        assert all(torch.equal(one.params[name], other.params[name]) for name in start())
+
+
+def test_a_shift_may_hand_out_the_parameters_themselves():
+    # θ ← θ − 1 · (g + θ): the step must not write into what it is still reading.
+    solver = SGD(lr=1.0, steps=2, batch=None)
+    data = Examples.of({"x": torch.ones(2, 1)})
+    end = solver.minimise(
+        lambda params, batch: (batch["x"] @ params["a"], {}),
+        {"a": torch.tensor([5.0])},
+        data,
+        keys.key(0),
+        solver.rate(0, 1),
+        shift=lambda params: params,
+    )
+    assert end.params["a"].tolist() == [-1.0]
+
+
+def test_gradients_that_autograd_aliases_are_not_added_to_twice():
+    # For a + b autograd hands out one gradient tensor for both.
+    solver = SGD(lr=1.0, steps=1, batch=None, weight_decay=0.5, clip=1e9)
+    params = {"a": torch.tensor([2.0]), "b": torch.tensor([4.0])}
+    data = Examples.of({"x": torch.ones(2, 1)})
+
+    def total(params, batch):
+        return (batch["x"] * (params["a"] + params["b"])).sum(1), {}
+
+    end = solver.minimise(total, params, data, keys.key(0), solver.rate(0, 1)).params
+    # θ − (1 + θ/2)
+    assert end["a"].tolist() == [0.0]
+    assert end["b"].tolist() == [1.0]
+    assert params["a"].tolist() == [2.0]
+
+
+def test_what_is_unused_gets_no_gradient_but_decays():
+    solver = SGD(lr=0.1, steps=2, batch=None, weight_decay=1.0)
+    params = start() | {"idle": torch.ones(2, dtype=torch.float64)}
+    end = solver.minimise(loss, params, Examples.of(client(5)), keys.key(0), solver.rate(0, 1)).params
+    torch.testing.assert_close(end["idle"], torch.full((2,), 0.9**2, dtype=torch.float64))
+
+
+def test_cosine_is_torchs_annealing():
+    solver = SGD(lr=0.3, steps=1, schedule="cosine")
+    optimiser = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.3)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, T_max=40)
+    for round in range(40):
+        # torch goes by a recursion and we by the formula: 40 steps of rounding
+        assert float(solver.rate(round, 40)) == pytest.approx(schedule.get_last_lr()[0], abs=1e-14)
+        optimiser.step()
+        schedule.step()
+    assert {float(SGD(lr=0.3, steps=1).rate(t, 40)) for t in range(40)} == {0.3}
+
+
+@pytest.mark.parametrize("how", [in_a_loop, under_vmap])
+def test_augmentation_is_keyed_by_client_and_step(how):
+    seen = []
+
+    def shift(x, key):
+        return x + keys.normal(key, *x.shape[1:], dtype=x.dtype)
+
+    def record(x, key):
+        seen.append(key)
+        return x
+
+    solvers = [SGD(lr=0.05, steps=3, batch=None, augment=augment) for augment in (shift, shift, None, record)]
+    rate = solvers[0].rate(0, 1)
+    first, again, without, recorded = (
+        [end.params["w"].clone() for end in how(solver, keys.key(5), rate)] for solver in solvers
+    )
+    for i, n in enumerate(SIZES):
+        assert torch.equal(first[i], again[i])
+        assert not torch.allclose(first[i], without[i])
+        assert torch.equal(recorded[i], without[i])
+        # by hand: plain gradient descent on shifted inputs
+        w, b = start().values()
+        columns = client(n)
+        for step in range(3):
+            x = shift(columns["x"], keys.fold(keys.fold(keys.key(5), i), "augment", step))
+            gap = x @ w + b - columns["y"]
+            w, b = w - 0.05 * (gap[:, None] * x).mean(0), b - 0.05 * gap.mean()
+        torch.testing.assert_close(first[i], w)
+    assert len(seen) == 3 * (len(SIZES) if how is in_a_loop else 1)
+
+
+def test_augmentation_is_for_training_alone(uneven):
+    seen = []
+
+    def watch(x, key):
+        seen.append(len(x))
+        return x
+
+    task = classification(torch.nn.Identity(), uneven)
+    fit(FedAvg(task, SGD(steps=3, batch=5, augment=watch)), uneven, rounds=2, engine="loop", evaluate_every=1)
+    assert seen.count(5) + sum(n < 5 for n in seen) == len(seen) == 2 * 4 * 3  # rounds, clients, steps
+
+
+def test_looped_and_batched_report_losses_of_one_dtype():
+    solver = SGD(lr=0.05, steps=2, batch=None)
+    single = Examples.of({name: column.float() for name, column in client(4).items()})
+    params = {name: p.float() for name, p in start().items()}
+    looped = solver.minimise(loss, params, single, keys.key(0), solver.rate(0, 1))
+    stacked = Examples({n: c[None] for n, c in single.columns.items()}, torch.tensor([4]), 4)
+    batched = torch.func.vmap(lambda d: solver.minimise(loss, params, d, keys.key(0), solver.rate(0, 1)).loss)(stacked)
+    assert looped.loss.dtype == batched.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("steps", 0, "steps must be a whole number of at least 1; given 0"),
+        ("steps", 1.5, "steps must be a whole number"),
+        ("batch", 0, "batch must be a whole number of at least 1; given 0"),
+        ("lr", -0.1, "lr must be 0 or above and finite; given -0.1"),
+        ("lr", float("nan"), "lr must be 0 or above and finite"),
+        ("lr", float("inf"), "lr must be 0 or above and finite"),
+        ("momentum", 1.0, r"momentum must lie in \[0, 1\); given 1.0"),
+        ("momentum", -0.1, r"momentum must lie in \[0, 1\)"),
+        ("nesterov", True, "nesterov needs a momentum above 0"),
+        ("keep_momentum", True, "keep_momentum needs a momentum above 0"),
+        ("weight_decay", -1.0, "weight_decay must be 0 or above; given -1.0"),
+        ("clip", 0.0, "clip must be above 0, or None"),
+        ("clip", float("nan"), "clip must be above 0"),
+        ("schedule", "linear", "schedule must be 'constant' or 'cosine'; given 'linear'"),
+        ("epochs", 2, "steps or epochs, one of them; given steps=3 and epochs=2"),
+    ],
+)
+def test_settings_out_of_range_are_refused_with_what_is_allowed(field, value, message):
+    with pytest.raises(ValueError, match=message):
+        SGD(**({"steps": 3} | {field: value}))
+
+
+def test_neither_steps_nor_epochs_is_refused():
+    with pytest.raises(ValueError, match="steps=None and epochs=None"):
+        SGD(lr=0.1)
+    with pytest.raises(ValueError, match="epochs must be a whole number of at least 1; given 0"):
+        SGD(epochs=0)

@@ -1,0 +1,208 @@
+"""Tasks: networks as functions of keyed parameters, losses against torch and scikit-learn's ways to compute them."""
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own name for it)
+from sklearn.metrics import log_loss
+from torch import nn
+
+from archipel import (
+    SGD,
+    CrossEntropy,
+    FedAvg,
+    Federation,
+    Network,
+    SquaredError,
+    Whole,
+    classification,
+    fit,
+    keys,
+    regression,
+)
+from archipel.task import Copies, linear_init, modules_of
+
+
+class Bare(nn.Module):
+    """Owns a parameter and can't draw it afresh."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((3,), 2.0))
+
+    def forward(self, x):
+        return x * self.scale
+
+
+class Scaled(Bare):
+    def reset_parameters(self):
+        nn.init.normal_(self.scale)
+
+
+def test_weights_are_drawn_from_the_key_alone():
+    module = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), Scaled())
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    network = Network(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)))
+    (one, _), (same, _), (other, _) = (network.init(keys.key(seed)) for seed in (0, 0, 1))
+    assert torch.equal(one["0"]["weight"], same["0"]["weight"])
+    assert not torch.equal(one["0"]["weight"], other["0"]["weight"])
+    # torch.nn.Linear draws uniformly on ±1/√3 for three inputs
+    assert float(one["0"]["weight"].abs().max()) <= 3**-0.5
+    torch.manual_seed(0)
+    undisturbed = torch.rand(2)
+    torch.manual_seed(0)
+    drawn, _ = Network(module).init(keys.key(0))
+    assert torch.equal(torch.rand(2), undisturbed)
+    assert not torch.equal(drawn["2"]["scale"], before["2.scale"])
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_given_weights_are_kept_and_copied():
+    module = nn.Sequential(nn.Linear(3, 3), Bare())
+    params, _ = Network(module, initial="given").init(keys.key(0))
+    assert torch.equal(params["0"]["weight"], module[0].weight)
+    assert params["1"]["scale"].tolist() == [2.0] * 3
+    params["1"]["scale"] += 1
+    assert module[1].scale.tolist() == [2.0] * 3
+
+
+def test_a_module_without_reset_parameters_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"submodule 1 \(Bare\) has parameters of its own but no reset_parameters"):
+        Network(nn.Sequential(nn.Linear(3, 3), Bare()))
+    with pytest.raises(ValueError, match="at the root"):
+        Network(Bare())
+    with pytest.raises(ValueError, match="initial must be 'keyed' or 'given'; given 'random'"):
+        Network(nn.Linear(1, 1), initial="random")
+
+
+def test_a_network_is_its_module_on_normalised_inputs(uneven):
+    module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    network = Network(module, uneven.inputs, initial="given")
+    x = uneven.clients[1].train["x"]
+    out, buffers = network(*network.init(keys.key(0)), x)
+    assert buffers == {}
+    mean, std = (torch.tensor(values) for values in (uneven.inputs.mean, uneven.inputs.std))
+    # float32: one rounding for the mean, one for the gain
+    torch.testing.assert_close(out, module((x - mean) / std), rtol=1e-5, atol=1e-5)
+
+
+def test_dropout_is_active_in_training_alone():
+    network = Network(nn.Sequential(nn.Linear(3, 50), nn.Dropout(0.5)), initial="given")
+    params, x = network.init(keys.key(0))[0], torch.ones(4, 3)
+    plain = network(params, {}, x)[0]
+    assert torch.equal(plain, F.linear(x, params["0"]["weight"], params["0"]["bias"]))
+    dropped = network(params, {}, x, train=True)[0]
+    assert torch.equal(dropped[dropped != 0], 2 * plain[dropped != 0])
+    assert 0 < (dropped == 0).double().mean() < 1
+    assert torch.equal(network(params, {}, x)[0], plain)
+
+
+def test_copies_are_one_network_or_several():
+    network, x = Network(nn.Linear(3, 2)), torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    shared, own = (Copies(network, 3, shared) for shared in (True, False))
+    params, _ = shared.init(keys.key(0))
+    z, _ = shared(params, {}, x)
+    assert z.shape == (5, 3, 2)
+    assert torch.equal(z[:, 0], z[:, 2])
+    assert torch.equal(z[:, 1], network(params, {}, x)[0])
+    params, _ = own.init(keys.key(0))
+    z, _ = own(params, {}, x)
+    for c in range(3):
+        assert torch.equal(z[:, c], network(params[str(c)], {}, x)[0])
+    assert not torch.equal(z[:, 0], z[:, 1])
+
+
+def test_a_linear_head_is_uniform_as_torchs():
+    head = linear_init(keys.key(0), 1000, 4)
+    # uniform on ±1/2: variance 1/12, and 1/80 − 1/144 for the square's variance
+    for values in head.values():
+        assert float(values.abs().max()) <= 0.5
+        assert abs(float(values.var()) - 1 / 12) < 4 * (1 / 180 / values.numel()) ** 0.5
+
+
+def test_cross_entropy_is_scikit_learns_log_loss():
+    generator = torch.Generator().manual_seed(0)
+    outputs, y = torch.randn(20, 4, generator=generator).double(), torch.randint(4, (20,), generator=generator)
+    criterion = CrossEntropy()
+    assert criterion.loss(outputs, y).mean().item() == pytest.approx(
+        log_loss(y, outputs.softmax(-1), labels=range(4)), rel=1e-12
+    )
+    assert torch.allclose(criterion.report(outputs), outputs.softmax(-1).log())
+
+
+def test_a_mixture_of_classifiers_mixes_probabilities_and_of_regressions_values():
+    generator = torch.Generator().manual_seed(0)
+    outputs = torch.randn(6, 3, 4, generator=generator).double()
+    weights = torch.randn(6, 3, generator=generator).double().softmax(-1)
+    mixed = CrossEntropy().mix(weights.log(), outputs).exp()
+    expected = torch.stack([sum(weights[j, c] * outputs[j, c].softmax(-1) for c in range(3)) for j in range(6)])
+    torch.testing.assert_close(mixed, expected)
+    torch.testing.assert_close(mixed.sum(-1), torch.ones(6, dtype=torch.float64))
+    expected = torch.stack([sum(weights[j, c] * outputs[j, c] for c in range(3)) for j in range(6)])
+    torch.testing.assert_close(SquaredError().mix(weights.log(), outputs), expected)
+
+
+def test_a_squared_error_takes_one_target_or_several():
+    outputs = torch.tensor([[1.0, 3.0]])
+    assert SquaredError().loss(outputs, torch.tensor([[0.0, 1.0]])).tolist() == [2.5]
+    assert SquaredError().loss(outputs[:, :1], torch.tensor([3.0])).tolist() == [2.0]
+
+
+def test_supervised_parts_encoder_and_head(uneven):
+    task = classification(nn.Linear(3, 5), uneven)
+    params = task.init(keys.key(0))
+    assert set(params) == {"encoder", "head"}
+    assert params["head"]["weight"].shape == (3, 5)
+    batch = uneven.clients[0].train
+    losses, buffers = task.loss(params, batch)
+    assert buffers == {}
+    chosen = task.predict(params, batch["x"]).gather(1, batch["y"][:, None])[:, 0]
+    torch.testing.assert_close(losses, -chosen)
+
+
+def test_a_wrong_pairing_of_task_and_targets_is_refused(uneven):
+    x = torch.randn(12, 2, generator=torch.Generator().manual_seed(0))
+    numbers = Federation.from_arrays([(x, x[:, 0])])
+    with pytest.raises(ValueError, match=r"no classes: use archipel\.regression"):
+        classification(nn.Linear(2, 2), numbers)
+    with pytest.raises(ValueError, match=r"are classes: use archipel\.classification"):
+        regression(nn.Linear(3, 2), uneven)
+    with pytest.raises(ValueError, match=r"must map \(n, \*\(3,\)\) to \(n, features\); it gave \(1, 3, 2\)"):
+        classification(nn.Sequential(nn.Linear(3, 6), nn.Unflatten(1, (3, 2))), uneven)
+    with pytest.raises(ValueError, match="doesn't know the shape of its inputs"):
+        Network(nn.Linear(3, 2)).features()
+
+
+def test_a_federated_regression_finds_the_least_squares_fit():
+    # All clients follow one noiseless line, so the minimum is the line and its error is 0.
+    generator = torch.Generator().manual_seed(0)
+    xs = [torch.randn(n, 2, generator=generator) for n in (20, 40)]
+    federation = Federation.from_arrays([(x, torch.stack([x @ torch.tensor([2.0, -1.0]) + 3, x[:, 0]], 1)) for x in xs])
+    task = regression(nn.Identity(), federation)
+    assert federation.outputs == 2
+    run = fit(FedAvg(task, SGD(lr=0.3, steps=10, batch=None)), federation, rounds=30)
+    assert run.metrics["system_rmse"] < 1e-4
+    found = run.predict(torch.tensor([[1.0, 1.0]]))
+    assert found.labels is None
+    # contraction 0.7 a step over 300 steps is far below float32's rounding of values near 4
+    torch.testing.assert_close(found.values, torch.tensor([[4.0, 1.0]]), rtol=1e-4, atol=1e-4)
+
+
+def test_a_whole_module_trains_as_encoder_and_head_do(uneven):
+    module = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 3))
+    task = Whole(Network(module, uneven.inputs), CrossEntropy())
+    params = task.init(keys.key(0))
+    assert set(params) == {"module"}
+    batch = uneven.clients[0].train
+    expected = F.cross_entropy(task.predict(params, batch["x"]), batch["y"], reduction="none")
+    torch.testing.assert_close(task.loss(params, batch)[0], expected)
+    before = task.loss(params, batch)[0].mean()
+    run = fit(FedAvg(task, SGD(lr=0.2, epochs=2, batch=8)), uneven, rounds=5)
+    assert task.loss(run.server["model"], batch)[0].mean() < before
+    assert 0 <= run.metrics["system_accuracy"] <= 1
+
+
+def test_modules_are_found_wherever_a_dataclass_holds_them(uneven):
+    task = classification(nn.Sequential(nn.Linear(3, 4), nn.Dropout()), uneven)
+    found = {type(module) for module in modules_of([FedAvg(task, SGD(steps=1)), "not a module"])}
+    assert found == {nn.Sequential, nn.Linear, nn.Dropout}
