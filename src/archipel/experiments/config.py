@@ -1,0 +1,52 @@
+"""What a run is made of, as a YAML file says it: every setting with its type, range and default."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from archipel.algorithm import Algorithm
+from archipel.experiments.methods import FedAvgSection, FedSPMSection
+from archipel.experiments.sections import Arrays, CohortSection, Dual, EncoderSection, Positive, Section
+from archipel.task import Described, classification, regression
+
+
+class RunConfig(Section):
+    """One run. See :func:`archipel.fit` for what stands at the top.
+
+    >>> config = RunConfig.model_validate({"rounds": 5, "data": {"source": "digits"}, "algorithm": {"name": "fedavg"}})
+    >>> config.algorithm.local.lr
+    0.01
+    """
+
+    name: str = "run"
+    seed: Annotated[int, Field(ge=0)] = 0
+    rounds: Positive
+    evaluate_every: Positive | None = 10
+    engine: Literal["auto", "loop", "batched", "wire"] = "auto"
+    workers: Positive | None = None
+    checkpoint_every: Positive = 10
+    data: Annotated[Dual | Arrays, Field(discriminator="source")]
+    cohort: CohortSection = Field(default_factory=CohortSection)
+    encoder: EncoderSection = Field(default_factory=EncoderSection)
+    algorithm: Annotated[FedAvgSection | FedSPMSection, Field(discriminator="name")]
+
+    @field_validator("name")
+    @classmethod
+    def _one_folder(cls, name: str) -> str:
+        if not name or Path(name).name != name:
+            raise ValueError(f"names the run's folder, so it is a word without slashes; given {name!r}.")
+        return name
+
+
+def algorithm_from(config: RunConfig, facts: Described) -> Algorithm:
+    """The configured algorithm, for a federation or for what a run's folder knows of it.
+
+    Args:
+        config: of the run.
+        facts: a :class:`archipel.Federation` or :class:`archipel.run.Facts`.
+    """
+    make = regression if facts.classes is None else classification
+    return config.algorithm.build(make(config.encoder.build(facts), facts), facts)

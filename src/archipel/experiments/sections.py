@@ -1,0 +1,130 @@
+"""The parts of a configuration that all methods share: data, cohort, encoders."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import nn
+
+from archipel.data.arrays import Kind
+from archipel.models import build as build_encoder
+from archipel.models.registry import check_options
+from archipel.sampling import Cohort, Full, Sample
+from archipel.task import Described
+
+Positive = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+EncoderName = Literal["mlp", "lenet", "resnet8", "resnet20", "resnet18"]
+
+
+class Section(BaseModel):
+    """A part of a configuration: unknown keys are errors, and ``"3"`` or ``true`` is no number."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Dual(Section):
+    """A public data set under dual heterogeneity: :func:`archipel.data.dual_heterogeneity`.
+
+    Args:
+        source: a data set's name.
+        data_dir: a folder that holds its files, where they aren't in the usual places.
+        clients: m.
+        components: C latent components in each client.
+        alpha_inter: Dirichlet parameter of class proportions over clients.
+        alpha_intra: Dirichlet parameter of component weights within a client.
+        test: fraction of each client's examples for testing.
+        validation: fraction for validation.
+        size: pixels a side; ``None``: the source's own.
+        seed: of the division; ``None``: the run's.
+        view: ``"federation"``, or ``"oracle"``: one client with everybody's examples, labels un-permuted.
+    """
+
+    source: Literal["fashion-mnist", "digits"]
+    data_dir: str | None = None
+    clients: Positive = 8
+    components: Positive = 2
+    alpha_inter: Annotated[float, Field(gt=0)] = 1.0
+    alpha_intra: Annotated[float, Field(gt=0)] = 2.0
+    test: Fraction = 0.3
+    validation: Fraction = 0.0
+    size: Positive | None = None
+    seed: Annotated[int, Field(ge=0)] | None = None
+    view: Literal["federation", "oracle"] = "federation"
+
+
+class Arrays(Section):
+    """Your own data: a folder with one ``.npz`` a client, named as the client, that holds ``x`` and ``y``.
+
+    Args:
+        source: ``"arrays"``.
+        data_dir: the folder.
+        kind: ``"image"``, ``"table"``, ``"series"``, or ``"auto"``: told from the shapes.
+        classes: the classes' names in the order of their codes; ``None``: found in the data.
+        test: fraction of each client's examples for testing.
+        validation: fraction for validation.
+        seed: of the split; ``None``: the run's.
+    """
+
+    source: Literal["arrays"]
+    data_dir: str
+    kind: Kind | Literal["auto"] = "auto"
+    classes: list[str] | None = None
+    test: Fraction = 0.3
+    validation: Fraction = 0.0
+    seed: Annotated[int, Field(ge=0)] | None = None
+
+
+class CohortSection(Section):
+    """Who takes part in a round: everybody, or a sample; :class:`archipel.Sample`."""
+
+    fraction: float | None = None
+    count: int | None = None
+    weighted: bool = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.weighted and self.fraction is None and self.count is None:
+            raise ValueError("weighted needs a fraction or a count of clients to draw.")
+        self.build()
+        return self
+
+    def build(self) -> Cohort:
+        everybody = self.fraction is None and self.count is None
+        return Full() if everybody else Sample(self.fraction, self.count, self.weighted)
+
+
+class EncoderSection(Section):
+    """A network from inputs to features: :func:`archipel.models.build`.
+
+    Args:
+        name: which one.
+        features: width of its output.
+        options: what else it takes, as ``{channels: [8, 16]}`` for a LeNet.
+    """
+
+    name: EncoderName = "lenet"
+    features: Positive = 32
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_options(self.name, self.options)
+        return self
+
+    def build(self, facts: Described) -> nn.Module:
+        try:
+            return build_encoder(self.name, facts.inputs.shape, self.features, **self.options)
+        except TypeError as error:
+            raise ValueError(f"{self.name} can't be built with the options {self.options}: {error}.") from error
+
+
+class RouterSection(EncoderSection):
+    """The router's encoder, half as wide by default: telling looks apart is easier than telling labels."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _light(cls, given: Any) -> Any:
+        lenet = isinstance(given, dict) and given.get("name", "lenet") == "lenet"
+        return {"options": {"channels": [8, 16]}} | given if lenet else given
