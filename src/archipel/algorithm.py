@@ -66,6 +66,10 @@ class NoReplyError(RuntimeError):
     """No client's reply could be used: a mean over nobody has no value."""
 
 
+class DivergenceError(RuntimeError):
+    """Training left the finite numbers, or is about to; the last good state was kept."""
+
+
 class Clients(Protocol):
     """The clients as the server may see them: who they are, how much they hold, and what they answer.
 
@@ -113,6 +117,12 @@ class Clients(Protocol):
 
     def mean(self, step: Step, message: Tree, key: Tensor, weights: Weights = "examples") -> Tree:
         """Σ w_i · reply_i / Σ w_i over those who answered. Raises :class:`NoReplyError` if nobody did."""
+
+    def mean_and_share(
+        self, step: Step, message: Tree, key: Tensor, weights: Weights = "examples"
+    ) -> tuple[Tree, float]:
+        """The mean, and Σ w_i over those who answered / Σ w_i over all enrolled: for averages over everybody that are
+        kept up by the changes of those who took part (SCAFFOLD's |S|/N)."""
 
     def apply(self, step: Step, message: Tree, key: Tensor) -> None:
         """Changes client state; nothing comes back."""

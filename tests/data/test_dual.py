@@ -47,13 +47,13 @@ def test_labels_are_the_sources_permuted_by_client_and_component(federation, fas
 
 
 def test_images_are_the_sources_transformed(federation, fashion):
-    # Written again in NumPy, from the description: inversion, gains, two ramps from 90 to 0, clipped at 255.
-    ramp = np.floor(90 * np.arange(27, -1, -1) / 27 + 0.5)
+    # Written again in NumPy, from the description: inversion, gains, two ramps from 50 to 0, clipped at 255.
+    ramp = np.floor(50 * np.arange(27, -1, -1) / 27 + 0.5)
     for i, client in enumerate(federation.clients):
         known = client.truth["train"]
         grey = fashion.x[known["index"]].numpy().astype(np.float64)[:200]
         inverted = np.where(known["component"][:200, None, None] == 1, 255 - grey, grey)
-        gains = (35, 60, 100) if i >= 4 else (100, 60, 35)
+        gains = (50, 75, 100) if i >= 4 else (100, 75, 50)
         vertical = ramp[::-1] if i in (2, 3, 6, 7) else ramp
         horizontal = ramp[::-1] if i % 2 else ramp
         cast = np.stack([np.floor(inverted * gain / 100 + 0.5) for gain in gains], axis=1)
@@ -150,11 +150,11 @@ def test_sizes_and_colour_images():
     federation = dual_heterogeneity(colour, clients=2, alpha_intra=1e6)
     client = federation.clients[0]
     known = client.truth["train"]
-    # At the bottom right, client 0 (red, top, left) adds nothing: red is the source's, green 0.6 of it or its inverse.
+    # At the bottom right, client 0 (red, top, left) adds nothing: red is the source's, green 0.75 of it or its inverse.
     corner, source = client.train["x"][:, :, -1, -1].double(), colour.x[known["index"]][:, :, -1, -1].double()
     assert torch.equal(corner[:, 0], source[:, 0])
     green = torch.where(known["component"] == 1, 255 - source[:, 1], source[:, 1])
-    assert (corner[:, 1] - 0.6 * green).abs().max() <= 0.5 + 1e-6
+    assert (corner[:, 1] - 0.75 * green).abs().max() <= 0.5 + 1e-6
 
 
 def test_more_than_eight_clients_reuse_the_transforms():

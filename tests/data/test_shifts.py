@@ -46,7 +46,7 @@ def test_inversion_is_its_own_inverse_and_mirrors_values():
     assert torch.equal(invert_green(green), colour)
 
 
-@pytest.mark.parametrize(("colour", "gains"), [("red", (100, 60, 35)), ("blue", (35, 60, 100))])
+@pytest.mark.parametrize(("colour", "gains"), [("red", (100, 75, 50)), ("blue", (50, 75, 100))])
 def test_colour_casts_multiply_channels_by_their_gains(colour, gains):
     cast = dominate(GREYS.view(256, 1, 1, 1).expand(-1, 3, 1, 1), colour)
     for channel, gain in enumerate(gains):
@@ -58,10 +58,10 @@ def test_colour_casts_multiply_channels_by_their_gains(colour, gains):
 @pytest.mark.parametrize(
     ("edge", "added"),
     [
-        ("top", [[90, 90], [45, 45], [0, 0]]),
-        ("bottom", [[0, 0], [45, 45], [90, 90]]),
-        ("left", [[90, 0]] * 3),
-        ("right", [[0, 90]] * 3),
+        ("top", [[50, 50], [25, 25], [0, 0]]),
+        ("bottom", [[0, 0], [25, 25], [50, 50]]),
+        ("left", [[50, 0]] * 3),
+        ("right", [[0, 50]] * 3),
     ],
 )
 def test_brightening_adds_a_ramp_and_clips(edge, added):
@@ -70,11 +70,11 @@ def test_brightening_adds_a_ramp_and_clips(edge, added):
         assert brighten(image, edge)[0, 0].tolist() == [[min(value + more, 255) for more in row] for row in added]
 
 
-def test_ramps_of_any_length_fall_from_90_to_0_rounded_half_up():
+def test_ramps_of_any_length_fall_from_50_to_0_rounded_half_up():
     for length in range(2, 40):
         ramp = brighten(torch.zeros(1, 1, length, 1, dtype=torch.uint8), "top").flatten().tolist()
-        assert ramp == [math.floor(Fraction(90 * k, length - 1) + Fraction(1, 2)) for k in range(length - 1, -1, -1)]
-    assert brighten(torch.zeros(1, 1, 1, 1, dtype=torch.uint8), "bottom").item() == 90
+        assert ramp == [math.floor(Fraction(50 * k, length - 1) + Fraction(1, 2)) for k in range(length - 1, -1, -1)]
+    assert brighten(torch.zeros(1, 1, 1, 1, dtype=torch.uint8), "bottom").item() == 50
 
 
 def test_eight_clients_have_all_combinations_then_repeat():
@@ -88,12 +88,12 @@ def test_eight_clients_have_all_combinations_then_repeat():
 
 
 def test_client_transform_is_cast_then_ramps():
-    # Client 6 is blue, bottom, left. Grey 100 becomes (35, 60, 100); rows add 0, 90 and columns 90, 0.
+    # Client 6 is blue, bottom, left. Grey 100 becomes (50, 75, 100); rows add 0, 50 and columns 50, 0.
     image = torch.full((1, 3, 2, 2), 100, dtype=torch.uint8)
     assert client_transform(image, 6)[0].tolist() == [
-        [[125, 35], [215, 125]],
-        [[150, 60], [240, 150]],
-        [[190, 100], [255, 190]],
+        [[100, 50], [150, 100]],
+        [[125, 75], [175, 125]],
+        [[150, 100], [200, 150]],
     ]
     assert client_transform(image[:0], 6).shape == (0, 3, 2, 2)
 

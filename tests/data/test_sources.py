@@ -1,14 +1,18 @@
-"""Sources: idx files, checksums, where files are looked for, what they hold."""
+"""Sources: idx files, checksums, where files are looked for, what they hold; the sets of scikit-learn."""
 
 import gzip
+import hashlib
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from archipel.data import digits, fashion_mnist, load_source
-from archipel.data.sources import FASHION_FOLDER, read_idx, sources
+from archipel.data import Source, digits, fashion_mnist, load_source
+from archipel.data.sources import CATALOGUE, FASHION_FOLDER, breast_cancer, diabetes, iris, read_idx, sources, wine
+from archipel.data.sources import idx as idx_module
+from archipel.data.sources.source import content_checksum
 
 INSTALL = "these tests read Fashion-MNIST: apt-get install dataset-fashion-mnist"
 
@@ -58,7 +62,7 @@ def test_damaged_idx_files_are_refused(tmp_path, content, message):
 
 
 @pytest.mark.parametrize(("pack", "suffix"), [(lambda content: content, ""), (gzip.compress, ".gz")])
-@pytest.mark.parametrize("inner", ["", "fashion-mnist"])
+@pytest.mark.parametrize("inner", ["", "fashion-mnist", "FashionMNIST/raw"])
 def test_the_users_folder_comes_first_and_train_and_test_are_pooled(tmp_path, pack, suffix, inner):
     x, y = write_tiny(tmp_path / inner, pack, suffix)
     source = fashion_mnist(tmp_path, verify=False)
@@ -81,7 +85,8 @@ def test_other_content_under_the_same_names_is_refused(tmp_path):
 
 def test_missing_files_say_how_to_get_them(tmp_path, monkeypatch):
     monkeypatch.delenv("ARCHIPEL_DATA", raising=False)
-    monkeypatch.setattr("archipel.data.sources.FASHION_FOLDER", tmp_path / "nowhere")
+    about = replace(idx_module.FASHION_MNIST, elsewhere=(tmp_path / "nowhere",))
+    monkeypatch.setattr(idx_module, "FASHION_MNIST", about)
     with pytest.raises(FileNotFoundError, match="apt-get install dataset-fashion-mnist") as error:
         fashion_mnist(tmp_path)
     assert str(tmp_path) in str(error.value)
@@ -109,11 +114,92 @@ def test_digits_fill_the_range_of_bytes():
     assert np.array_equal(source.y.numpy(), load_digits().target)
 
 
+@pytest.mark.parametrize(
+    ("load", "counts"),
+    # Examples of each class, as the data sets' descriptions give them.
+    [(breast_cancer, [212, 357]), (wine, [59, 71, 48]), (iris, [50, 50, 50])],
+)
+def test_tables_of_scikit_learn(load, counts):
+    source = load()
+    assert source.kind == "table"
+    assert source.x.dtype == torch.float32
+    assert len(source.features) == source.x.shape[1]
+    assert source.y.bincount().tolist() == counts
+    assert len(source.classes) == len(counts)
+
+
+def test_diabetes_is_a_regression():
+    source = diabetes()
+    assert source.classes == ()
+    assert source.y.dtype == torch.float32
+    # Features are centred, with a sum of squares of 1, as scikit-learn's description says.
+    assert source.x.double().sum(0).abs().max() < 1e-5
+    assert source.x.double().square().sum(0).allclose(torch.ones(10, dtype=torch.float64), atol=1e-5)
+    assert (source.y.min(), source.y.max()) == (25, 346)
+
+
 def test_sources_are_found_by_name():
-    assert set(sources()) == {"fashion-mnist", "digits"}
+    assert {"fashion-mnist", "digits", "cifar10", "cifar100", "femnist", "fed-isic2019", "hapt"} < set(sources())
     assert all(line.endswith(".") for line in sources().values())
     assert load_source("digits").name == "digits"
     with pytest.raises(ValueError, match="Did you mean 'fashion-mnist'"):
         load_source("fashion_mnist")
     with pytest.raises(ValueError, match="There are: fashion-mnist, digits"):
         load_source("xyz")
+
+
+def test_unknown_options_are_refused_with_what_there_is():
+    with pytest.raises(ValueError, match="heart-disease has no option 'imputation'; it has missing, verify"):
+        load_source("heart-disease", imputation="median")
+    with pytest.raises(ValueError, match="digits has no option 'verify'; it has none"):
+        load_source("digits", verify=False)
+
+
+@pytest.mark.parametrize("about", CATALOGUE, ids=lambda about: about.name)
+def test_every_source_says_how_to_get_it_and_whom_to_cite(about, tmp_path, monkeypatch):
+    assert all([about.title, about.size, about.citation, about.licence, about.obtain])
+    monkeypatch.delenv("ARCHIPEL_DATA", raising=False)
+    nowhere = replace(about, elsewhere=())
+    assert nowhere.found(tmp_path) == (not about.files)
+    if about.files:
+        with pytest.raises(FileNotFoundError, match="ARCHIPEL_DATA") as error:
+            nowhere.locate(tmp_path)
+        assert about.obtain in str(error.value)
+        assert str(tmp_path) in str(error.value)
+
+
+def source_of(**parts):
+    x, y = torch.zeros(4, 2), torch.tensor([0, 1, 1, 0])
+    return Source(**{"x": x, "y": y, "classes": ("a", "b"), "name": "tiny", "kind": "table"} | NOTHING | parts)
+
+
+NOTHING = {"citation": "", "licence": "", "checksum": ""}
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"y": torch.tensor([0, 1, 2, 0])}, "class codes 0 to 2, but has 2 classes, with codes 0 to 1"),
+        ({"y": torch.tensor([0, -1, 1, 0])}, "class codes -1 to 1"),
+        ({"y": torch.tensor([0, 1])}, "columns of different lengths"),
+        ({"client": torch.tensor([0, 1, 2, 0]), "client_names": ("A", "B")}, "client codes 0 to 2, but has 2 clients"),
+        ({"extra": {"age": torch.zeros(3)}}, "columns of different lengths"),
+        ({"superclass": torch.tensor([0]), "superclasses": ("s",)}, "has 2 classes, but 1 superclasses"),
+        (
+            {"superclass": torch.tensor([0, 1]), "superclasses": ("s",)},
+            "superclass codes 0 to 1, but has 1 superclasses",
+        ),
+    ],
+)
+def test_parts_that_do_not_fit_together_are_refused(parts, message):
+    assert len(source_of()) == 4
+    with pytest.raises(ValueError, match=message):
+        source_of(**parts)
+
+
+def test_checksums_are_of_the_bytes_in_order():
+    x, y, client = np.arange(12, dtype=np.float16).reshape(4, 3), np.array([0, 1, 2, 3]), np.array([0, 0, 1, 1])
+    expected = hashlib.sha256(x.tobytes() + bytes([0, 1, 2, 3]) + client.astype("<i8").tobytes()).hexdigest()
+    assert content_checksum(x, y, client) == expected
+    targets = y.astype(np.float32)
+    assert content_checksum(x, targets) == hashlib.sha256(x.tobytes() + targets.tobytes()).hexdigest()

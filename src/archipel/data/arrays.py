@@ -1,5 +1,6 @@
 """What users hand over, read into arrays that are sound: numbers only, finite, axes in the order models expect."""
 
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Literal, TypeAlias, cast
 
@@ -12,6 +13,7 @@ Array: TypeAlias = NDArray[np.generic]
 Values: TypeAlias = ArrayLike | Tensor
 
 COLOUR_CHANNELS = (1, 3)
+CHUNK = 1 << 24  # bytes that are read at a time from what may lie in a file
 AXES = {
     "image": "(n, H, W), (n, H, W, 3), (n, 3, H, W) or (n, 1, H, W)",
     "table": "(n, features)",
@@ -137,3 +139,13 @@ def as_bytes(array: Array, what: str) -> NDArray[np.uint8]:
             "or floats from 0 to 1. Scale them."
         )
     return np.floor(numbers * (255 / top) + 0.5).astype(np.uint8)
+
+
+def in_chunks(array: Array, size: int = CHUNK) -> Iterator[Array]:
+    """Split an array along its first axis into pieces of about `size` bytes, at least a row each.
+
+    >>> [len(chunk) for chunk in in_chunks(np.zeros((5, 10), np.uint8), size=20)]
+    [2, 2, 1]
+    """
+    rows = max(1, size // max(1, array[:1].nbytes))
+    return (array[start : start + rows] for start in range(0, len(array), rows))

@@ -1,17 +1,19 @@
 """A federation: clients with their examples, what is fed to models, and the truth behind the data where it's known."""
 
+import difflib
 import hashlib
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from archipel.data.arrays import AXES, Kind, Values, as_numbers, batch_of, guess_kind
+from archipel.data.arrays import AXES, Kind, Values, as_numbers, batch_of, guess_kind, in_chunks
 from archipel.data.inputs import Inputs
 from archipel.data.labels import read_labels
 from archipel.data.partitions import check_fractions, train_test_split
@@ -58,7 +60,8 @@ class Federation:
         clients: m clients.
         inputs: shape and normalisation of what models are fed.
         classes: the classes' names in the order of their codes; None for a regression.
-        truth: how the data were made, where that's known.
+        truth: how the data were made, where that's known: entries have a row a client, but what all clients have in
+            common is in the dict "shared".
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
@@ -84,6 +87,8 @@ class Federation:
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise ValueError(f"two clients are called {twice!r}; give each a name of its own.")
+        if empty := [client.name for client in self.clients if not len(client.train["y"])]:
+            raise ValueError(f"client {empty[0]!r} has no training examples. Leave it out, or give it some.")
 
     @classmethod
     def from_arrays(
@@ -169,8 +174,66 @@ class Federation:
                 for column, values in sorted(columns.items()):
                     header = f"{client.name}/{split}/{column}/{values.dtype}/{tuple(values.shape)}"
                     digest.update(header.encode())
-                    digest.update(values.numpy().tobytes())
+                    for chunk in in_chunks(values.numpy()):  # values may lie in a file larger than memory
+                        digest.update(np.ascontiguousarray(chunk).data)
         return digest.hexdigest()
+
+    def hold_out(self, clients: int | Sequence[str], *, seed: int = 0) -> tuple[Self, Self]:
+        """Set clients aside that never train: newcomers, on whom a trained federation is tried.
+
+        Args:
+            clients: how many, drawn at random; or their names.
+            seed: what determines who is drawn.
+
+        Returns:
+            The federation without them, its inputs fitted anew, and a federation of them, with those same inputs.
+
+        Raises:
+            ValueError: unknown names, or nobody left on either side.
+
+        >>> federation = Federation.from_arrays([([[i], [i + 1.0]], [0, 1]) for i in range(4)], test=0.0)
+        >>> training, newcomers = federation.hold_out(["client-1"])
+        >>> [client.name for client in training.clients], newcomers.inputs == training.inputs
+        (['client-0', 'client-2', 'client-3'], True)
+        """
+        names = [client.name for client in self.clients]
+        if isinstance(clients, int):
+            if not 0 < clients < len(names):
+                raise ValueError(
+                    f"clients is {clients}; of {len(names)} clients, 1 to {len(names) - 1} can be held out."
+                )
+            away = set(np.random.default_rng(seed).permutation(len(names))[:clients].tolist())
+        else:
+            if unknown := [name for name in clients if name not in names]:
+                near = difflib.get_close_matches(unknown[0], names, n=1)
+                hint = f" Did you mean {near[0]!r}?" if near else f" There are: {_some(tuple(names))}."
+                raise ValueError(f"there is no client {unknown[0]!r}.{hint}")
+            away = {names.index(name) for name in clients}
+            if not 0 < len(away) < len(names):
+                raise ValueError(f"clients names {len(away)} of {len(names)} clients; leave some on both sides.")
+        stay = self._only([i for i in range(len(names)) if i not in away])
+        inputs = Inputs.fit([client.train["x"] for client in stay.clients], self.inputs.kind)
+        return replace(stay, inputs=inputs), replace(self._only(sorted(away)), inputs=inputs)
+
+    def _only(self, kept: list[int]) -> Self:
+        truth = {
+            name: entry if name == "shared" else _rows(name, entry, kept, len(self))
+            for name, entry in self.truth.items()
+        }
+        return replace(self, clients=tuple(self.clients[i] for i in kept), truth=truth)
+
+    def save(self, folder: str | Path) -> None:
+        """Write the federation, truth included, to a folder; see `archipel.data.storage`."""
+        from archipel.data import storage
+
+        storage.save(self, folder)
+
+    @staticmethod
+    def load(folder: str | Path, *, verify: bool = False) -> "Federation":
+        """Read a federation from a folder, memory-mapped; see `archipel.data.storage`."""
+        from archipel.data import storage
+
+        return storage.load(folder, verify=verify)
 
     def card(self) -> str:
         """Describe the federation in a line, and each client in a row of a table."""
@@ -216,6 +279,15 @@ def _read_examples(xs: Sequence[Values], names: Sequence[str], kind: Kind | Lite
                 f"{first.dtype} ones of {tuple(first.shape[1:])}. Bring all clients to the same form."
             )
     return tensors
+
+
+def _rows(name: str, entry: Any, kept: list[int], m: int) -> Any:
+    if not isinstance(entry, Tensor | list | tuple) or len(entry) != m:
+        raise ValueError(
+            f"the truth's entry {name!r} hasn't a row for each of {m} clients. What all have in common goes into "
+            'truth["shared"].'
+        )
+    return entry[kept] if isinstance(entry, Tensor) else type(entry)(entry[i] for i in kept)
 
 
 def _some(names: tuple[str, ...], shown: int = 10) -> str:

@@ -5,14 +5,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from archipel.data.arrays import Array, Kind, Values, as_bytes, as_numbers
-from archipel.data.shifts import BATCH, resize
+from archipel.data.arrays import Array, Kind, Values, as_bytes, as_numbers, in_chunks
+from archipel.data.shifts import resize
 
 # Relative to the mean square; float32 resolves 6e-8 of a value, so what varies less doesn't vary.
 CONSTANT = 1e-14
+# Bytes that are turned into float64 at a time.
+LARGEST = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class Inputs:
         """Learn mean and standard deviation from the training examples of all clients.
 
         Each client contributes what it could send in a federation: its number of values, and per channel their sum and
-        sum of squares. These are added up; nothing else is looked at.
+        sum of squares. These are added up; nothing else is looked at. Missing values (NaN) don't count.
 
         Args:
             columns: per client (n_i, *shape), uint8 or float.
@@ -76,8 +79,12 @@ class Inputs:
         (2.0,)
         """
         sent = [channel_sums(x, kind) for x in columns]
-        count = sum(number for number, _ in sent)
-        if not count:
+        count: int | Tensor = sum(number for number, _ in sent)
+        if any(bool(sums.isnan().any()) for _, sums in sent):
+            there = [channel_sums((~torch.isnan(x)).float(), kind)[1][0] for x in columns]
+            count = torch.stack(there).sum(0).clamp(min=1)
+            sent = [channel_sums(x.nan_to_num(0.0), kind) for x in columns]
+        elif not count:
             raise ValueError("there are no training examples to learn mean and standard deviation from.")
         scale = 1.0 if columns[0].is_floating_point() else 255.0
         mean, square = torch.stack([sums for _, sums in sent]).sum(0) / count
@@ -200,12 +207,13 @@ def channel_sums(x: Tensor, kind: Kind) -> tuple[int, Tensor]:
             [5.]], dtype=torch.float64))
     """
     axis = _channel_axis(kind) + (1 if kind == "image" else 0)
-    others = [dim for dim in range(x.ndim) if dim != axis % x.ndim]
-    sums = torch.zeros(2, x.shape[axis], dtype=torch.float64)
-    for part in torch.split(x, BATCH // 4):
-        values = part.double()
-        sums += torch.stack([values.sum(others), values.square().sum(others)])
-    return math.prod(x.shape[dim] for dim in others), sums
+    others = tuple(dim for dim in range(x.ndim) if dim != axis % x.ndim)
+    sums = np.zeros((2, x.shape[axis]))
+    # NumPy's temporary arrays: torch's are aligned, and for thousands of clients leave glibc's heap in pieces.
+    for part in in_chunks(x.numpy(), LARGEST):
+        values = part.astype(np.float64)
+        sums += np.stack([values.sum(axis=others), np.square(values, out=values).sum(axis=others)])
+    return math.prod(x.shape[dim] for dim in others), torch.from_numpy(sums)
 
 
 def _channel_axis(kind: Kind) -> int:

@@ -1,6 +1,7 @@
 """Who holds which example: partitions of one pooled data set over clients, and splits within a client."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -39,10 +40,9 @@ def dirichlet_by_class(labels: ArrayLike, clients: int, alpha: float, seed: Seed
 
     Source: Yurochkin et al. (2019), Bayesian nonparametric federated learning of neural networks, ICML, Sec. 4.
     """
-    labels = _one_dimensional(labels)
-    _check_clients(len(labels), clients, minimum)
-    if not (math.isfinite(alpha) and alpha > 0):
-        raise ValueError(f"alpha is {alpha}; a Dirichlet concentration is a finite number above 0, such as 1.0.")
+    labels = one_dimensional(labels)
+    check_clients(len(labels), clients, minimum)
+    check_concentration("alpha", alpha)
     rng = np.random.default_rng(seed)
     parts: list[list[Indices]] = [[] for _ in range(clients)]
     by_class = np.argsort(labels, kind="stable")
@@ -53,7 +53,7 @@ def dirichlet_by_class(labels: ArrayLike, clients: int, alpha: float, seed: Seed
         cuts = np.floor(np.cumsum(proportions)[:-1] * len(members) + rng.random()).astype(np.int64)
         for part, share in zip(parts, np.split(members, np.minimum(cuts, len(members))), strict=True):
             part.append(share)
-    held = _top_up([np.concatenate(part) for part in parts], minimum, rng)
+    held = top_up([np.concatenate(part) for part in parts], minimum, rng)
     return [np.sort(part) for part in held]
 
 
@@ -75,8 +75,8 @@ def iid(labels: ArrayLike, clients: int, seed: Seed, minimum: int = 1) -> list[I
     >>> [len(part) for part in iid(range(10), clients=3, seed=0)]
     [4, 3, 3]
     """
-    labels = _one_dimensional(labels)
-    _check_clients(len(labels), clients, minimum)
+    labels = one_dimensional(labels)
+    check_clients(len(labels), clients, minimum)
     order = np.random.default_rng(seed).permutation(len(labels))
     return [np.sort(part) for part in np.array_split(order, clients)]
 
@@ -141,7 +141,7 @@ def _symmetric_dirichlet(rng: np.random.Generator, size: int, alpha: float) -> N
     return proportions
 
 
-def _top_up(parts: list[Indices], minimum: int, rng: np.random.Generator) -> list[Indices]:
+def top_up(parts: list[Indices], minimum: int, rng: np.random.Generator) -> list[Indices]:
     """Bring every part to `minimum` by levelling the largest ones down to a common height, no further than needed."""
     sizes = np.array([len(part) for part in parts])
     lacking = np.maximum(minimum - sizes, 0)
@@ -161,14 +161,16 @@ def _top_up(parts: list[Indices], minimum: int, rng: np.random.Generator) -> lis
     return [np.concatenate(pair) for pair in zip(kept, received, strict=True)]
 
 
-def _one_dimensional(labels: ArrayLike) -> NDArray[np.generic]:
+def one_dimensional(labels: ArrayLike) -> NDArray[np.generic]:
+    """Read one entry an example, or say what's wrong."""
     array = np.asarray(labels)
     if array.ndim != 1:
         raise ValueError(f"labels have shape {array.shape}; give one label an example, shape (n,).")
     return array
 
 
-def _check_clients(examples: int, clients: int, minimum: int) -> None:
+def check_clients(examples: int, clients: int, minimum: int) -> None:
+    """Refuse a number of clients and a minimum that the examples can't give."""
     if clients < 1:
         raise ValueError(f"clients is {clients}; a federation has 1 client or more.")
     if minimum < 0:
@@ -178,3 +180,32 @@ def _check_clients(examples: int, clients: int, minimum: int) -> None:
             f"{examples} examples can't give {clients} clients {minimum} each, which takes {clients * minimum}. "
             "Take fewer clients, a smaller minimum or more data."
         )
+
+
+def check_concentration(name: str, alpha: float) -> None:
+    """Refuse what isn't a Dirichlet distribution's concentration."""
+    if not (math.isfinite(alpha) and alpha > 0):
+        raise ValueError(f"{name} is {alpha}; a Dirichlet concentration is a finite number above 0, such as 1.0.")
+
+
+def equal_sizes(count: int, clients: int) -> Indices:
+    """Sizes that differ by one at most, the larger ones first."""
+    return np.full(clients, count // clients) + (np.arange(clients) < count % clients)
+
+
+def shuffled_classes(
+    labels: ArrayLike, clients: int, minimum: int, rng: np.random.Generator
+) -> tuple[list[Indices], Indices]:
+    """The rows of each class in random order, and each example's class as a code 0 … K−1."""
+    codes = np.unique(one_dimensional(labels), return_inverse=True)[1]
+    check_clients(len(codes), clients, minimum)
+    if not len(codes):
+        raise ValueError("labels is empty; there is nothing to divide.")
+    order = np.argsort(codes, kind="stable")
+    return [rng.permutation(rows) for rows in np.split(order, np.cumsum(np.bincount(codes))[:-1])], codes
+
+
+def hand_out(members: Sequence[Indices], counts: Indices) -> list[Indices]:
+    """Give client i the next counts[i, k] rows of each class k."""
+    piles = [np.split(rows, np.cumsum(column)) for rows, column in zip(members, counts.T, strict=True)]
+    return [np.sort(np.concatenate([pile[i] for pile in piles])) for i in range(len(counts))]

@@ -1,0 +1,60 @@
+"""Training alone: what every client can do without a federation, and what a personalised method has to beat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from archipel import averaging
+from archipel.algorithm import Algorithm, Clients, Info
+from archipel.examples import ClientData
+from archipel.local import SGD, trained
+from archipel.task import Task
+from archipel.trees import Tree, zeros_like
+
+
+@dataclass(frozen=True, eq=False)
+class Local(Algorithm):
+    """Every client trains a model of its own on its own data, and nothing is shared.
+
+    Client k minimises f_k(θ_k) by local SGD, from round to round on from where it was; all start from one θ^(0), drawn
+    as the shared methods draw theirs, so that with the same seed their limits without a penalty are this method to the
+    bit. Only the training loss, one number, goes to the server.
+
+    Args:
+        task: the model and its loss.
+        local: the local solver.
+
+    >>> import torch
+    >>> from archipel import fit
+    >>> from archipel.quadratic import Quadratic, quadratic_federation
+    >>> A, a = torch.tensor([1.0, 4.0]).reshape(2, 1, 1), torch.tensor([[0.0], [1.0]])
+    >>> run = fit(Local(Quadratic(), SGD(lr=0.2, steps=5, batch=None)), quadratic_federation(A, a), rounds=40)
+    >>> [round(client["model"]["theta"].item(), 6) for client in run.clients]
+    [0.0, 1.0]
+    """
+
+    task: Task
+    local: SGD
+
+    def init_server(self, clients: Clients, key: Tensor) -> Tree:
+        return {"start": self.task.init(key)}
+
+    def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
+        start = message["server"]["start"]
+        return averaging.remember(self.local, {"model": start}, zeros_like(trained(start)))
+
+    def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
+        mean = clients.mean(self.train, {"lr": self.local.rate(clients.round, clients.rounds)}, key)
+        return server, {"loss": mean["loss"]}
+
+    def train(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
+        """Local SGD from the client's own model."""
+        end = self.local.minimise(
+            self.task.loss, client["model"], data.train, key, message["lr"], client.get("velocity")
+        )
+        return averaging.remember(self.local, {"model": end.params}, end.velocity), {"loss": end.loss}
+
+    def predict(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
+        return self.task.predict(client["model"], x)

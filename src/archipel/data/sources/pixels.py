@@ -1,0 +1,115 @@
+"""Folders of images as one array in a file: decoded once, then mapped into memory and read where it's looked at."""
+
+import hashlib
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from archipel.data.sources.source import content_checksum
+
+log = logging.getLogger("archipel")
+PARTIAL = ".partial"
+DAY = 86_400
+
+
+def cache_folder(cache_dir: str | Path | None = None) -> Path:
+    """Where decoded images are kept: `cache_dir`, $ARCHIPEL_CACHE, or archipel in the user's cache folder."""
+    given = cache_dir or os.environ.get("ARCHIPEL_CACHE")
+    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "archipel"
+
+
+def mapped_images(
+    name: str,
+    files: Sequence[Path],
+    labels: NDArray[np.int64],
+    shape: tuple[int, int, int],
+    cache_dir: str | Path | None = None,
+) -> tuple[Tensor, str, Path]:
+    """Decode images into one uint8 file, unless that's done, and map it into memory.
+
+    The file's name depends on the images' names, sizes and dates of change, and on `shape`: where these change, it's
+    made anew. It's written under another name and renamed when complete, so that an interruption leaves nothing that
+    could be taken for it.
+
+    Args:
+        name: of the data set, the beginning of the file's name.
+        files: the n images, in order.
+        labels: (n,) for the checksum.
+        shape: (channels, height, width) of every image: larger or smaller ones are scaled until the shorter side fits,
+            and cut at the centre.
+        cache_dir: where the file goes; see `cache_folder`.
+
+    Returns:
+        x (n, *shape) uint8, mapped copy-on-write; the content's checksum; the file.
+
+    Raises:
+        ValueError: an image can't be read; the message names it.
+    """
+    known = hashlib.sha256(repr(shape).encode())
+    for file in files:
+        facts = file.stat()
+        known.update(f"{file}\0{facts.st_size}\0{facts.st_mtime_ns}\0".encode())
+    place = cache_folder(cache_dir) / f"{name}-{known.hexdigest()[:16]}.npy"
+    if not place.exists():
+        _write(place, files, labels, shape)
+    # Copy-on-write: torch wants memory that can be written to, and the file must never change.
+    mapped = np.load(place, mmap_mode="c")
+    return torch.from_numpy(np.asarray(mapped)), place.with_suffix(".sha256").read_text(), place
+
+
+def read_image(file: Path, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
+    """Read an image as (channels, height, width) uint8, scaled until it covers the size, and cut at the centre.
+
+    Raises:
+        ValueError: not an image, or a damaged one.
+    """
+    channels, height, width = shape
+    try:
+        with Image.open(file) as opened:
+            image = opened.convert("L" if channels == 1 else "RGB")
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise ValueError(f"{file} can't be read as an image: {error}. Fetch it again, or take it away.") from error
+    scale = max(height / image.height, width / image.width)
+    if scale != 1:
+        sized = max(width, round(image.width * scale)), max(height, round(image.height * scale))
+        image = image.resize(sized, Image.Resampling.BILINEAR)
+    left, top = (image.width - width) // 2, (image.height - height) // 2
+    pixels = np.asarray(image.crop((left, top, left + width, top + height)), np.uint8)
+    return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
+
+
+def _write(place: Path, files: Sequence[Path], labels: NDArray[np.int64], shape: tuple[int, int, int]) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    for old in place.parent.glob(f".{place.stem}-*{PARTIAL}"):
+        if time.time() - old.stat().st_mtime > DAY:  # of a process that was killed
+            old.unlink(missing_ok=True)
+    log.info("Decoding %s images once, into %s …", f"{len(files):,}", place)
+    handle, temporary = tempfile.mkstemp(dir=place.parent, prefix=f".{place.stem}-", suffix=PARTIAL)
+    os.close(handle)
+    try:
+        x = np.lib.format.open_memmap(temporary, "w+", np.uint8, (len(files), *shape))
+        for i, file in enumerate(files):
+            x[i] = read_image(file, shape)
+        x.flush()
+        # First, so that whoever sees the images finds the checksum, too.
+        _replace(place.with_suffix(".sha256"), content_checksum(x, labels))
+        del x
+        os.replace(temporary, place)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def _replace(place: Path, text: str) -> None:
+    handle, temporary = tempfile.mkstemp(dir=place.parent, prefix=f".{place.stem}-", suffix=PARTIAL)
+    with os.fdopen(handle, "w") as file:
+        file.write(text)
+    os.replace(temporary, place)

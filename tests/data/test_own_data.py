@@ -1,0 +1,224 @@
+"""A user's own files, one a client, and data sets of the Hugging Face hub, by small stand-ins with their interface."""
+
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from archipel.data import natural
+from archipel.data.sources import client_files, from_hub
+
+
+def write(folder, **clients):
+    folder.mkdir(exist_ok=True)
+    for name, (x, y) in clients.items():
+        np.savez(folder / f"{name}.npz", x=x, y=y)
+    return folder
+
+
+def table(n, start=0):
+    return np.arange(start, start + 3 * n, dtype=np.float64).reshape(n, 3)
+
+
+def test_one_npz_a_client(tmp_path):
+    folder = write(tmp_path / "sites", Nice=(table(4), ["a", "b", "a", "b"]), Lyon=(table(2, 100), ["b", "c"]))
+    source = client_files(folder)
+    assert source.name == "sites"
+    assert source.client_names == ("Lyon", "Nice")
+    assert source.client.tolist() == [0, 0, 1, 1, 1, 1]
+    assert source.classes == ("a", "b", "c")
+    assert source.y.tolist() == [1, 2, 0, 1, 0, 1]
+    assert np.array_equal(source.x.numpy(), np.concatenate([table(2, 100), table(4)]))
+    assert source.kind == "table"
+    assert natural(source).sizes.tolist() == [1, 3]
+
+
+def test_images_and_targets_come_from_npz(tmp_path):
+    rng = np.random.default_rng(0)
+    images = rng.integers(256, size=(4, 5, 6, 3), dtype=np.uint8)
+    source = client_files(write(tmp_path / "images", one=(images, rng.normal(size=4))))
+    assert source.kind == "image"
+    assert torch.equal(source.x, torch.from_numpy(images.transpose(0, 3, 1, 2)))
+    assert source.classes == ()
+    assert source.y.dtype == torch.float32
+    series = client_files(write(tmp_path / "series", one=(rng.normal(size=(4, 9, 2)), [0, 1, 0, 1])), kind="series")
+    assert (series.kind, series.x.shape) == ("series", (4, 9, 2))
+
+
+@pytest.mark.parametrize(
+    ("clients", "message"),
+    [
+        ({"one": (table(2), [0, 1]), "two": (table(2)[:, :2], [0, 1])}, r"two.npz: x is float32 \(2, 2\)"),
+        ({"one": (table(2), [0, 1]), "two": (table(2), [0, 1, 1])}, "two.npz: x is .* with 3 labels"),
+        ({"one": (np.full((2, 3), np.nan), [0, 1])}, "one.npz: x holds NaN"),
+        ({"one": (np.array([["a"], ["b"]]), [0, 1])}, "one.npz: x holds <U1 values; numbers are needed"),
+        ({"one": (table(2), [0, 1]), "two": (table(2), ["a", "b"])}, "client 'two': y holds text"),
+    ],
+)
+def test_files_that_do_not_fit_are_named(tmp_path, clients, message):
+    with pytest.raises(ValueError, match=message):
+        client_files(write(tmp_path, **clients))
+
+
+def test_damaged_and_missing_files_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*nowhere"):
+        client_files(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match=r"holds no .npz and no .parquet files"):
+        client_files(tmp_path)
+    write(tmp_path, one=(table(200), np.arange(200) % 2))
+    whole = (tmp_path / "one.npz").read_bytes()
+    (tmp_path / "one.npz").write_bytes(whole[:500])
+    with pytest.raises(ValueError, match=r"one.npz can't be used"):
+        client_files(tmp_path)
+    np.savez(tmp_path / "one.npz", x=np.array([{"a": 1}], dtype=object), y=[1])
+    with pytest.raises(ValueError, match=r"one.npz can't be used: .*allow_pickle"):
+        client_files(tmp_path)
+    (tmp_path / "two.parquet").touch()
+    with pytest.raises(ValueError, match=r"both .npz and .parquet"):
+        client_files(tmp_path)
+
+
+class Column:
+    """As pyarrow's column."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def to_numpy(self):
+        return np.array(self.values)
+
+    def to_pylist(self):
+        return list(self.values)
+
+
+class ParquetTable(dict):
+    """As pyarrow's table, as far as it's used."""
+
+    @property
+    def column_names(self):
+        return list(self)
+
+
+@pytest.fixture
+def parquet(tmp_path, monkeypatch):
+    """Pyarrow's `read_table` for tables that the test puts beside the files, which are empty."""
+    tables = {}
+    reader = SimpleNamespace(read_table=lambda file: ParquetTable({k: Column(v) for k, v in tables[file.stem].items()}))
+    monkeypatch.setitem(sys.modules, "pyarrow", SimpleNamespace(parquet=reader))
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", reader)
+
+    def add(name, **columns):
+        tables[name] = columns
+        (tmp_path / f"{name}.parquet").touch()
+        return tmp_path
+
+    return add
+
+
+def test_one_parquet_file_a_client(parquet):
+    parquet("Nice", age=[60, 70], chol=[200.5, 180.0], sick=["no", "yes"])
+    folder = parquet("Lyon", age=[50], chol=[230.0], sick=["yes"])
+    source = client_files(folder, label="sick")
+    assert source.features == ("age", "chol")
+    assert source.x.tolist() == [[50, 230], [60, 200.5], [70, 180]]
+    assert source.y.tolist() == [1, 0, 1]
+    assert source.classes == ("no", "yes")
+    with pytest.raises(ValueError, match=r"Lyon.parquet can't be used: it has no label column 'y'"):
+        client_files(folder)
+    with pytest.raises(ValueError, match="its column 'sick' holds no numbers"):
+        client_files(folder, label="age")
+    parquet("Paris", age=[50], bmi=[23.0], sick=["yes"])
+    with pytest.raises(ValueError, match=r"Paris.parquet has the columns"):
+        client_files(folder, label="sick")
+
+
+def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "one.parquet").touch()
+    with pytest.raises(ImportError, match=r"pip install archipel\[parquet\]"):
+        client_files(tmp_path)
+
+
+class HubDataset:
+    """As `datasets.Dataset`, as far as it's used: columns, length, and slices of rows as dictionaries of lists."""
+
+    def __init__(self, names=None, **columns):
+        self.columns = columns
+        self.column_names = list(columns)
+        self.features = {"label": SimpleNamespace(names=names)} if names else {}
+        self.info = SimpleNamespace(citation="Somebody (2020).", license="MIT")
+
+    def __len__(self):
+        return len(next(iter(self.columns.values())))
+
+    def __getitem__(self, rows):
+        return {name: values[rows] for name, values in self.columns.items()}
+
+
+class FederatedDataset:
+    """As `flwr_datasets.FederatedDataset`: partitioners know their data after the first partition is loaded."""
+
+    def __init__(self, parts, names=None):
+        self.parts = parts
+        self.partitioners = {"train": SimpleNamespace(partition_id_to_natural_id=names or {})}
+
+    def load_partition(self, number, split):
+        self.partitioners[split].num_partitions = len(self.parts)
+        return self.parts[number]
+
+
+def picture(value):
+    return Image.new("RGB", (4, 5), (value, 0, 0))
+
+
+def test_a_hub_data_set_with_a_client_column():
+    dataset = HubDataset(
+        image=[picture(value) for value in range(5)],
+        label=[1, 0, 1, 1, 0],
+        writer=["10", "9", "10", "9", "10"],
+        names=["cat", "dog"],
+    )
+    source = from_hub(dataset, client="writer", name="pets")
+    assert source.x.shape == (5, 3, 5, 4)
+    assert source.x.dtype == torch.uint8
+    assert source.client_names == ("9", "10")
+    assert source.client.tolist() == [0, 0, 1, 1, 1]
+    assert source.x[:, 0, 0, 0].tolist() == [1, 3, 0, 2, 4]
+    assert source.y.tolist() == [0, 1, 1, 1, 0]
+    assert source.classes == ("cat", "dog")
+    assert (source.citation, source.licence) == ("Somebody (2020).", "MIT")
+
+
+def test_partitions_of_a_federated_data_set_are_clients():
+    parts = [HubDataset(a=[1.0, 2.0], b=[3, 4], label=["x", "y"]), HubDataset(a=[5.0], b=[6], label=["x"])]
+    source = from_hub(FederatedDataset(parts))
+    assert source.client_names == ("client-0", "client-1")
+    assert source.client.tolist() == [0, 0, 1]
+    assert source.features == ("a", "b")
+    assert source.x.tolist() == [[1, 3], [2, 4], [5, 6]]
+    assert from_hub(FederatedDataset(parts, {0: "Nice", 1: "Lyon"})).client_names == ("Nice", "Lyon")
+
+
+def test_splits_and_columns_that_are_not_there_are_named():
+    dataset = HubDataset(x=[[1.0], [2.0]], label=[0, 1], who=["a", "b"])
+    with pytest.raises(ValueError, match="say by client=… which column holds the clients; there are x, label, who"):
+        from_hub(dataset)
+    with pytest.raises(ValueError, match="no column 'writer'; there are x, label, who"):
+        from_hub(dataset, client="writer")
+    with pytest.raises(ValueError, match="no split 'train'; it has test"):
+        from_hub({"test": dataset}, client="who")
+    with pytest.raises(ValueError, match="divides train, not the split 'test'"):
+        from_hub(FederatedDataset([dataset]), split="test")
+    ragged = HubDataset(x=[[1.0], [2.0, 3.0]], label=[0, 1], who=["a", "b"])
+    with pytest.raises(ValueError, match="column 'x' holds values of different shapes"):
+        from_hub(ragged, client="who")
+    assert from_hub({"train": dataset}, client="who").x.tolist() == [[1], [2]]
+
+
+def test_a_hub_name_without_the_package_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ImportError, match=r"loading 'mnist' needs datasets: pip install archipel\[hub\]"):
+        from_hub("mnist", client="who")
