@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
 
+from archipel import data_command
 from archipel.algorithm import Routes
 from archipel.engine import DivergenceError
 
@@ -27,7 +28,7 @@ class People(TyperGroup):
             return super().invoke(ctx)
         except BrokenPipeError:
             raise  # of `archipel … | head`: nobody reads on, and nothing is wrong
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, ImportError) as error:
             _say("Error", str(error))
             raise typer.Exit(2) from None
         except DivergenceError as error:
@@ -50,6 +51,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help="Personalised, mixture-based and routing-enabled federated learning.",
 )
+
+app.add_typer(data_command.app, name="data")
 
 What = Annotated[
     str, typer.Argument(metavar="PRESET|FILE.yaml", help="A preset's name (see `archipel list`) or a file.")
