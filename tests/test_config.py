@@ -209,3 +209,16 @@ def test_the_oracle_knows_true_labels_and_sees_its_share() -> None:
 def test_no_oracle_without_steps() -> None:
     with pytest.raises(ValueError, match="counted in steps"):
         oracle_of(read_config("digits-fedavg", ["algorithm.local.epochs=1"]))
+
+
+@pytest.mark.parametrize("preset", ["heart-fedavg", "heart-fedspm"])
+def test_hospitals_are_the_clients_of_the_heart_presets(preset, data_dir):
+    algorithm, federation = build(read_config(preset, [f"data.data_dir={data_dir}"]))
+    # 303, 294, 123 and 200 patients, as the publisher counts them; 30 % of each are kept for testing.
+    assert [len(c.train["y"]) + len(c.test["y"]) for c in federation.clients] == [303, 294, 123, 200]
+    assert algorithm.task.outputs == 2
+
+
+def test_a_natural_source_takes_its_loaders_options_and_refuses_others():
+    with pytest.raises(ValueError, match="heart-disease has no option 'mising'"):
+        build(read_config("heart-fedavg", ["data.options={mising: keep}"]))

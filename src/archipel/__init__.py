@@ -4,6 +4,7 @@ from archipel.algorithm import (
     Adapts,
     Algorithm,
     Clients,
+    DivergenceError,
     NoReplyError,
     Predicts,
     PredictsGlobally,
@@ -11,9 +12,19 @@ from archipel.algorithm import (
     Routes,
     Step,
 )
-from archipel.algorithms import FedAvg, FedSPM
+from archipel.algorithms import (
+    APFL,
+    L2SGD,
+    Ditto,
+    FedAvg,
+    FedDyn,
+    FedProx,
+    FedSPM,
+    Local,
+    PFedMe,
+)
 from archipel.data import Federation
-from archipel.engine import DivergenceError, Moment, fit
+from archipel.engine import Moment, fit
 from archipel.evaluate import Evaluation, evaluate
 from archipel.examples import ClientData, Examples
 from archipel.experiments.loading import load
@@ -26,22 +37,29 @@ from archipel.trees import PerClient, PerExample
 __version__ = "0.1.0"
 
 __all__ = [
+    "APFL",
+    "L2SGD",
     "SGD",
     "Adapts",
     "Algorithm",
     "ClientData",
     "Clients",
     "CrossEntropy",
+    "Ditto",
     "DivergenceError",
     "Evaluation",
     "Examples",
     "FedAvg",
+    "FedDyn",
+    "FedProx",
     "FedSPM",
     "Federation",
     "Full",
+    "Local",
     "Moment",
     "Network",
     "NoReplyError",
+    "PFedMe",
     "PerClient",
     "PerExample",
     "Prediction",

@@ -13,11 +13,8 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from archipel import keys
-from archipel.algorithm import Clients, Step, Weights
 from archipel.examples import Examples
 from archipel.local import Loss
 from archipel.task import modules_of
@@ -59,16 +56,6 @@ def send(policy: BatchNorm, model: Tree) -> Tree:
 
 def _without_statistics(model: Tree) -> Tree:
     return {name: tree for name, tree in model.items() if name != "buffers"}
-
-
-def refresh(
-    policy: BatchNorm, model: Tree, clients: Clients, statistics: Step, key: Tensor, weights: Weights = "examples"
-) -> Tree:
-    """The aggregated model, under ``"recompute"`` with the mean of what ``statistics`` finds at each client."""
-    if policy != "recompute" or "buffers" not in model:
-        return model
-    buffers = clients.mean(statistics, {"model": model}, keys.fold(key, "statistics"), weights)
-    return model | {"buffers": buffers}
 
 
 def recompute(loss: Loss, holder: object, model: Tree, examples: Examples, size: int = 512) -> Tree:

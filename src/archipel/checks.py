@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from archipel.local import SGD
+
 
 def at_least_zero(owner: str, **values: float) -> None:
     """Raises ValueError for a value below 0, infinite or NaN.
@@ -35,3 +37,12 @@ def one_of(owner: str, name: str, value: object, *allowed: object) -> None:
     """Raises ValueError for anything that isn't among the allowed."""
     if value not in allowed:
         raise ValueError(f"{owner}'s {name} must be {' or '.join(map(repr, allowed))}; given {value!r}.")
+
+
+def plain_steps(owner: str, local: SGD) -> None:
+    """Raises ValueError for a local solver whose end doesn't give away its mean gradient, (θ − y)/(steps · η)."""
+    if local.momentum or local.lr == 0:
+        raise ValueError(
+            f"{owner} reads gradients off where local steps end, so it needs plain steps: momentum=0 and lr above 0; "
+            f"given momentum={local.momentum} and lr={local.lr}."
+        )

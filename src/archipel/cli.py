@@ -14,8 +14,7 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from archipel import data_command
-from archipel.algorithm import Routes
-from archipel.engine import DivergenceError
+from archipel.algorithm import DivergenceError, Routes
 
 out, err = Console(), Console(stderr=True)
 

@@ -10,10 +10,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import nn
 
-from archipel import SGD, Algorithm, FedAvg, Federation, FedSPM, Network, classification
+from archipel import (
+    APFL,
+    L2SGD,
+    SGD,
+    Algorithm,
+    Ditto,
+    FedAvg,
+    FedDyn,
+    Federation,
+    FedProx,
+    FedSPM,
+    Local,
+    Network,
+    PFedMe,
+    Supervised,
+    classification,
+)
 
 BLOCK = SGD(lr=0.1, steps=4, batch=5, momentum=0.9, keep_momentum=True, weight_decay=0.01, clip=1.0, schedule="cosine")
 
@@ -37,6 +54,27 @@ def fedavg(federation: Federation) -> Algorithm:
     return FedAvg(classification(nn.Sequential(nn.Linear(3, 5), nn.Tanh()), federation), local)
 
 
+def small(federation: Federation) -> Supervised:
+    return classification(nn.Sequential(nn.Linear(3, 5), nn.Tanh()), federation)
+
+
+def ditto(federation: Federation) -> Algorithm:
+    # An inner algorithm with a state of its own, and another solver for the personal models.
+    inner = FedDyn(small(federation), BLOCK, penalty=1.0)
+    return Ditto(inner, replace(BLOCK, steps=2, clip=None), penalty=0.5)
+
+
+def apfl(federation: Federation, **settings: Any) -> Algorithm:
+    # Weight decay would pull an adaptive α to 0, and is refused.
+    return APFL(small(federation), replace(BLOCK, weight_decay=0.0), alpha=0.4, **settings)
+
+
+def pfedme(federation: Federation) -> Algorithm:
+    # Every inner problem starts afresh: there is no momentum to be kept.
+    inner = replace(BLOCK, keep_momentum=False)
+    return PFedMe(small(federation), inner, penalty=2.0, rate=0.3, local_rounds=3, mixing=0.8)
+
+
 def fedspm(federation: Federation, **settings: str) -> Algorithm:
     encoder = nn.Sequential(nn.Linear(3, 4), nn.Tanh())
     task, router = classification(encoder, federation), Network(nn.Linear(3, 4), federation.inputs)
@@ -46,8 +84,16 @@ def fedspm(federation: Federation, **settings: str) -> Algorithm:
 TILTS = ("tau", "ratio/gamma", "ratio/xi")
 
 ROWS = {
+    "APFL": Row(apfl),
+    "APFL adaptive": Row(lambda federation: apfl(federation, adaptive=True, averaging=2.0)),
+    "Ditto": Row(ditto),
     "FedAvg": Row(fedavg),
+    "FedDyn": Row(lambda federation: FedDyn(small(federation), BLOCK, penalty=0.5)),
+    "FedProx": Row(lambda federation: FedProx(small(federation), BLOCK, penalty=0.5)),
     "FedSPM 1×": Row(fedspm, TILTS),
     "FedSPM C×": Row(lambda federation: fedspm(federation, encoders="own"), TILTS),
     "FedSPM incremental": Row(lambda federation: fedspm(federation, expectation="incremental"), TILTS),
+    "L2SGD": Row(lambda federation: L2SGD(small(federation), replace(BLOCK, steps=1), penalty=3.0, p=0.4)),
+    "Local": Row(lambda federation: Local(small(federation), BLOCK)),
+    "pFedMe": Row(pfedme),
 }

@@ -149,15 +149,16 @@ class Renumbered(Loop):
 
 
 def drive(algorithm, carrier, federation, server):
-    """Rounds from a given server state, without the engine around them."""
+    """Rounds from a given server state, without the engine around them: the states after them, and at enrolment."""
     everyone, root = torch.arange(len(federation)), keys.key(0)
     with torch.no_grad():
         message = {"server": server, "index": PerClient(everyone)}
         list(carrier.run(algorithm.enrol, message, everyone.tolist(), root, training=True))
+        enrolled = [carrier.state(i) for i in everyone.tolist()]
         for t in range(ROUNDS):
             handle = Handle(carrier, everyone, federation.sizes, t, ROUNDS, Ledger())
             server, _ = algorithm.round(server, handle, keys.fold(root, t))
-    return server, [carrier.state(i) for i in everyone.tolist()]
+    return server, [carrier.state(i) for i in everyone.tolist()], enrolled
 
 
 def test_clients_in_another_order_are_the_same_clients(row, uneven):
@@ -170,8 +171,8 @@ def test_clients_in_another_order_are_the_same_clients(row, uneven):
 
     loop = Loop(algorithm, uneven)
     start = algorithm.init_server(Handle(loop, torch.arange(4), uneven.sizes, 0, ROUNDS, Ledger()), keys.key(1))
-    server, clients = drive(algorithm, loop, uneven, start)
-    other, others = drive(algorithm, Renumbered(algorithm, shuffled), shuffled, reordered(start))
+    server, clients, enrolled = drive(algorithm, loop, uneven, start)
+    other, others, _ = drive(algorithm, Renumbered(algorithm, shuffled), shuffled, reordered(start))
     # Sums over clients are taken in another order: float32, a few steps.
     expected, found = flatten(reordered(server)), flatten(other)
     for name in expected:
@@ -188,5 +189,5 @@ def test_clients_in_another_order_are_the_same_clients(row, uneven):
         torch.testing.assert_close(
             algorithm.route(other, x), algorithm.route(server, x)[:, ORDER], rtol=1e-4, atol=1e-4
         )
-    moved = flatten(start)
-    assert any(not torch.equal(moved[name], flatten(server)[name]) for name in moved)
+    before, after = ((flatten(s), *map(flatten, c)) for s, c in ((start, enrolled), (server, clients)))
+    assert any(not torch.equal(old[name], new[name]) for old, new in zip(before, after, strict=True) for name in old)

@@ -206,6 +206,18 @@ def test_classes_that_nobody_has_are_named():
         divide(SOURCE, np.array_split(some, 2))
 
 
+def test_tables_and_regressions_divide_too():
+    x = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
+    source = Source(x, x.sum(1), (), "sums", "", "", "", kind="table")
+    made = divide(source, partition("quantity", range(30), 2, exponent=1.0))
+    assert made.classes is None
+    client = made.clients[0]
+    assert torch.equal(client.train["y"], source.y[client.truth["train"]["index"]])
+    assert "label" not in client.truth["train"]
+    with pytest.raises(ValueError, match="'sums' is a regression; it has no labels to change"):
+        compose(made, clients=[[NoisyLabels(0.1, 2)], []])
+
+
 @pytest.mark.parametrize(
     ("plan", "message"),
     [

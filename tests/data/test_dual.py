@@ -4,14 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from archipel.data import Source, digits, dual_heterogeneity, fashion_mnist, oracle_view
-from archipel.data.sources import FASHION_FOLDER
-
-
-@pytest.fixture(scope="module")
-def fashion():
-    assert FASHION_FOLDER.is_dir(), "these tests read Fashion-MNIST: apt-get install dataset-fashion-mnist"
-    return fashion_mnist()
+from archipel.data import Source, digits, dual_heterogeneity, oracle_view
 
 
 @pytest.fixture(scope="module")

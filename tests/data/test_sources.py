@@ -10,11 +10,9 @@ import pytest
 import torch
 
 from archipel.data import Source, digits, fashion_mnist, load_source
-from archipel.data.sources import CATALOGUE, FASHION_FOLDER, breast_cancer, diabetes, iris, read_idx, sources, wine
+from archipel.data.sources import CATALOGUE, breast_cancer, diabetes, iris, read_idx, sources, wine
 from archipel.data.sources import idx as idx_module
 from archipel.data.sources.source import content_checksum
-
-INSTALL = "these tests read Fashion-MNIST: apt-get install dataset-fashion-mnist"
 
 
 def idx(array):
@@ -92,9 +90,8 @@ def test_missing_files_say_how_to_get_them(tmp_path, monkeypatch):
     assert str(tmp_path) in str(error.value)
 
 
-def test_fashion_mnist_is_complete():
-    assert FASHION_FOLDER.is_dir(), INSTALL
-    source = fashion_mnist()
+def test_fashion_mnist_is_complete(fashion):
+    source = fashion
     assert source.x.shape == (70_000, 28, 28)
     assert source.x.dtype == torch.uint8
     # 6000 + 1000 of each class, as published; the first training label is an ankle boot (9), the first test label, too.

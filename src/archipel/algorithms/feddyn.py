@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from archipel import averaging, batchnorm, checks
@@ -14,7 +13,7 @@ from archipel.batchnorm import BatchNorm
 from archipel.examples import ClientData
 from archipel.local import SGD, proximal, trained
 from archipel.task import Task
-from archipel.trees import Tree, add, scaled, zeros_like
+from archipel.trees import Tree, add, zeros_like
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,9 +28,10 @@ class FedDyn(Algorithm):
     which is ∇f_k(θ_k^(t+1)) where the minimum is exact (eq. 14) and is what is kept where it isn't. The server follows
     the mean h = Σ_k ρ_k g_k over *all* clients, of which those that weren't sampled haven't moved, and corrects by it:
 
-        h ← h − μ Σ_{k∈S} ρ_k (θ_k^(t+1) − θ^(t)),  θ^(t+1) = Σ_{k∈S} ρ_k θ_k^(t+1) / Σ_{k∈S} ρ_k − h/μ.
+        h ← h − μ Σ_{k∈S} ρ_k (θ_k^(t+1) − θ^(t)),  θ^(t+1) = Σ_{k∈S} ρ_k θ_k^(t+1) / Σ_{k∈S} ρ_k − h/μ,
 
-    At a fixed point θ_k = θ and h = 0: Σ_k ρ_k ∇f_k(θ) = 0.
+    where the first sum is the sampled clients' mean times their share of all weights. At a fixed point θ_k = θ and
+    h = 0: Σ_k ρ_k ∇f_k(θ) = 0.
 
     Args:
         task: the model and its loss.
@@ -43,11 +43,12 @@ class FedDyn(Algorithm):
     Raises:
         ValueError: a penalty that isn't above 0.
 
+    >>> import torch
     >>> from archipel import fit
     >>> from archipel.quadratic import Quadratic, quadratic_federation
     >>> A, a = torch.tensor([1.0, 4.0]).reshape(2, 1, 1), torch.tensor([[0.0], [1.0]])
-    >>> dyn = FedDyn(Quadratic(), SGD(lr=0.1, steps=10, batch=None), penalty=1.0)
-    >>> fit(dyn, quadratic_federation(A, a), rounds=100).server["model"]["theta"]
+    >>> dyn = FedDyn(Quadratic(), SGD(lr=0.1, steps=5, batch=None), penalty=1.0)
+    >>> fit(dyn, quadratic_federation(A, a), rounds=60).server["model"]["theta"]
     tensor([0.8000], dtype=torch.float64)
     """
 
@@ -71,12 +72,11 @@ class FedDyn(Algorithm):
 
     def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
         theta = trained(server["model"])
-        total = clients.sum(self.train, averaging.broadcast(self, server["model"], clients), key, self.weights)
-        answered = total.pop("one")  # Σ ρ_k over S, but for the same factor as in everyone
-        everyone = clients.sizes.sum() if self.weights == "examples" else clients.population
-        mean = scaled(total, 1 / answered)
-        h = add(server["h"], add(trained(mean["model"]), theta, -1.0), -self.penalty * float(answered / everyone))
-        model = server["model"] | mean["model"] | add(trained(mean["model"]), h, -1 / self.penalty)
+        message = averaging.broadcast(self, server["model"], clients)
+        mean, share = clients.mean_and_share(self.train, message, key, self.weights)
+        average = trained(mean["model"])
+        h = add(server["h"], add(average, theta, -1.0), -self.penalty * share)
+        model = server["model"] | mean["model"] | add(average, h, -1 / self.penalty)
         return {"model": averaging.refreshed(self, model, clients, key), "h": h}, {"loss": mean["loss"]}
 
     def train(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
@@ -86,7 +86,7 @@ class FedDyn(Algorithm):
         client, end = averaging.train(self, client, message, data, key, lambda here: add(pull(here), g, -1.0))
         g = add(g, pull(trained(end.params)), -1.0)
         reply = {"model": batchnorm.send(self.batch_norm, end.params), "loss": end.loss}
-        return client | {"gradient": g}, reply | {"one": torch.ones_like(end.loss, dtype=torch.float64)}
+        return client | {"gradient": g}, reply
 
     def statistics(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
         """BatchNorm's statistics of the averaged model on the client's training data."""

@@ -39,8 +39,8 @@ class FedProx(Algorithm):
     >>> from archipel import fit
     >>> from archipel.quadratic import Quadratic, quadratic_federation
     >>> A, a = torch.tensor([1.0, 4.0]).reshape(2, 1, 1), torch.tensor([[0.0], [1.0]])
-    >>> prox = FedProx(Quadratic(), SGD(lr=0.2, steps=60, batch=None), penalty=2.0)
-    >>> fit(prox, quadratic_federation(A, a), rounds=60).server["model"]["theta"]
+    >>> prox = FedProx(Quadratic(), SGD(lr=0.2, steps=15, batch=None), penalty=2.0)
+    >>> fit(prox, quadratic_federation(A, a), rounds=30).server["model"]["theta"]
     tensor([0.6667], dtype=torch.float64)
     """
 

@@ -36,7 +36,7 @@ def divide(
         name: the federation's; the source's if not given.
 
     Returns:
-        A federation whose clients' truth has the columns "label" and "index", the row in the source.
+        A federation whose clients' truth has the columns "index", the row in the source, and "label", of classes.
 
     Raises:
         ValueError: fractions out of range, or a client with too few examples for them, by name.
@@ -52,14 +52,16 @@ def divide(
         split = train_test_split(len(part), test, validation, np.random.SeedSequence(seed, spawn_key=(i,)), who)
         rows = {name: torch.from_numpy(part[chosen]) for name, chosen in split.items()}
         columns = {name: {"x": x[index], "y": source.y[index]} for name, index in rows.items()}
-        truth = {name: {"label": source.y[index], "index": index} for name, index in rows.items()}
+        truth = {name: {"index": index} for name, index in rows.items()}
+        if source.classes:
+            truth = {name: known | {"label": columns[name]["y"]} for name, known in truth.items()}
         clients.append(Client(who, **columns, truth=truth))
     held = torch.cat([columns["y"] for client in clients for columns in client.splits.values()])
-    if missing := sorted(set(range(len(source.classes))) - set(held.tolist())):
+    if missing := sorted(set(range(len(source.classes))) - set(held.unique().tolist())):
         which = ", ".join(source.classes[k] for k in missing[:10])
         warnings.warn(f"{len(missing)} classes are at no client: {which}.", UserWarning, stacklevel=2)
     inputs = Inputs.fit([client.train["x"] for client in clients], source.kind)
-    return Federation(name or source.name, tuple(clients), inputs, source.classes)
+    return Federation(name or source.name, tuple(clients), inputs, source.classes or None)
 
 
 def latent_components(federation: Federation, components: int, alpha: float = 2.0, *, seed: int = 0) -> Federation:

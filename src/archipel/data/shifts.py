@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-# Gains of a colour cast. The strong channel keeps its values, so that contrast survives; the weak one keeps half, so that
-# red and blue clients differ by a factor of two. Conspicuous, and still something that a router has to learn: with gains
-# of 60 and 35 and ramps of 90, routing is perfect within twenty rounds and measures nothing any more.
+# Gains of a colour cast. The strong channel keeps its values, so that contrast survives; the weak one keeps half, so
+# that red and blue clients differ by a factor of two. Conspicuous, and still something that a router has to learn: with
+# gains of 60 and 35 and ramps of 90, routing is perfect within twenty rounds and measures nothing any more.
 # In percent: whole numbers round alike on every machine.
 GAIN_DOMINANT = 100
 GAIN_GREEN = 75
 GAIN_WEAK = 50
 
-# Added at the bright edge, falling linearly to 0 at the opposite one. A fifth of the range: seen at a glance, and even in
-# the corner where two ramps meet (100) most grey values stay below the clip at 255.
+# Added at the bright edge, falling linearly to 0 at the opposite one. A fifth of the range: seen at a glance, and even
+# in the corner where two ramps meet (100) most grey values stay below the clip at 255.
 RAMP_PEAK = 50
 
 # Client transforms that can be told apart: 2 colours × 2 vertical × 2 horizontal.

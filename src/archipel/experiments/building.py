@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from archipel.algorithm import Algorithm
-from archipel.data import Federation, dual_heterogeneity, load_source
+from archipel.data import Federation, dual_heterogeneity, load_source, natural
 from archipel.experiments.config import RunConfig, algorithm_from
 from archipel.experiments.oracle import pool
-from archipel.experiments.sections import Arrays
+from archipel.experiments.sections import Arrays, Natural
 
 
 def build(config: RunConfig) -> tuple[Algorithm, Federation]:
@@ -31,6 +32,15 @@ def federation_from(config: RunConfig) -> Federation:
     seed = config.seed if data.seed is None else data.seed
     if isinstance(data, Arrays):
         return _from_folder(data, seed)
+    if isinstance(data, Natural):
+        return natural(
+            partial(load_source, data.source, data.data_dir, **data.options),
+            test=data.test,
+            validation=data.validation,
+            seed=seed,
+            limit=data.limit,
+            minimum=data.minimum,
+        )
     made = dual_heterogeneity(
         load_source(data.source, data.data_dir),
         clients=data.clients,

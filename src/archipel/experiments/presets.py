@@ -25,6 +25,15 @@ DIGITS = {"rounds": 60, "data": {"source": "digits"}}
 # A client of the digits trains on 160 examples: the paper's 128 a step would be nearly all of them.
 SMALL = {"batch": 32}
 
+# Thirteen numbers a patient: a small network. Hospitals differ in size: passes over the data instead of steps.
+PASSES = {"epochs": 2, "batch": 16}
+HEART = {
+    "rounds": 50,
+    "data": {"source": "heart-disease", "options": {"missing": "impute-median"}},
+    "encoder": {"name": "mlp", "options": {"hidden": [32]}},
+}
+PEOPLE = {"rounds": 60, "data": {"source": "hapt"}, "encoder": {"name": "mlp", "features": 64}}
+
 PRESETS = {
     "fmnist-fedavg": Preset(
         "Fashion-MNIST under dual heterogeneity, one model for all",
@@ -41,6 +50,26 @@ PRESETS = {
     "fmnist-fedspm-incremental": Preset(
         "as fmnist-fedspm, faster: the E-step looks at the drawn examples only",
         FASHION | {"algorithm": {"name": "fedspm", "expectation": "incremental"}},
+    ),
+    "heart-fedavg": Preset(
+        "UCI heart disease, one client a hospital, one model for all",
+        HEART | {"algorithm": {"name": "fedavg", "local": PASSES}},
+    ),
+    "heart-fedspm": Preset(
+        "the same hospitals, mixtures and routing",
+        HEART
+        | {
+            "algorithm": {
+                "name": "fedspm",
+                "router": {"name": "mlp", "features": 8, "options": {"hidden": [32]}},
+                "local": PASSES,
+                "routing": PASSES,
+            }
+        },
+    ),
+    "hapt-fedavg": Preset(
+        "activities of 30 people from their phones' sensors, one model for all",
+        PEOPLE | {"algorithm": {"name": "fedavg"}},
     ),
     "digits-fedavg": Preset(
         "scikit-learn's digits under dual heterogeneity, one model for all",

@@ -41,7 +41,7 @@ class Dual(Section):
         view: ``"federation"``, or ``"oracle"``: one client with everybody's examples, labels un-permuted.
     """
 
-    source: Literal["fashion-mnist", "digits"]
+    source: Literal["fashion-mnist", "digits", "cifar10", "cifar100"]
     data_dir: str | None = None
     clients: Positive = 8
     components: Positive = 2
@@ -73,6 +73,30 @@ class Arrays(Section):
     classes: list[str] | None = None
     test: Fraction = 0.3
     validation: Fraction = 0.0
+    seed: Annotated[int, Field(ge=0)] | None = None
+
+
+class Natural(Section):
+    """A public data set with clients of its own: :func:`archipel.data.natural`.
+
+    Args:
+        source: FEMNIST by writer, heart disease by hospital, HAPT by person, Fed-ISIC2019 by centre.
+        data_dir: a folder that holds its files; ``None``: $ARCHIPEL_DATA.
+        options: what its loader takes besides, as ``{missing: impute-median}`` for heart disease.
+        test: fraction of each client's examples for testing; ``None``: the publisher's test examples, else 0.3.
+        validation: fraction for validation.
+        limit: take the first clients only.
+        minimum: leave out clients with fewer examples.
+        seed: of the split; ``None``: the run's.
+    """
+
+    source: Literal["femnist", "heart-disease", "hapt", "fed-isic2019"]
+    data_dir: str | None = None
+    options: dict[str, Any] = Field(default_factory=dict)
+    test: Fraction | None = None
+    validation: Fraction = 0.0
+    limit: Positive | None = None
+    minimum: Positive = 1
     seed: Annotated[int, Field(ge=0)] | None = None
 
 

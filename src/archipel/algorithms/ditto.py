@@ -1,0 +1,112 @@
+"""Ditto. T. Li, S. Hu, A. Beirami, V. Smith: Ditto: fair and robust federated learning through personalization. ICML
+2021. Equation numbers are those of the page on personalised algorithms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from archipel import averaging, checks
+from archipel.algorithm import Algorithm, Clients, Info
+from archipel.examples import ClientData
+from archipel.local import SGD, proximal, trained
+from archipel.nested import Inside
+from archipel.task import Task
+from archipel.trees import Tree, zeros_like
+
+
+class HasSharedModel(Protocol):
+    """An algorithm with one model for everybody, under ``"model"`` in its server's state: FedAvg, FedProx, FedDyn, …"""
+
+    @property
+    def task(self) -> Task: ...
+
+    def init_server(self, clients: Clients, key: Tensor) -> Tree: ...
+
+    def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree: ...
+
+    def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]: ...
+
+    def predict_global(self, server: Tree, x: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Ditto(Algorithm):
+    """A personal model beside the shared one, held near it by a proximal term, and never part of it.
+
+    Problem (8): client k minimises f_k(ω_k) + μ/2 ‖ω_k − θ*‖², θ* being where the inner algorithm ends. In a round the
+    clients make s steps each on the proximal task, whose centre is the model that was broadcast,
+
+        ω_k ← ω_k − η (∇f_k(ω_k) + μ (ω_k − θ^(t))) (eq. 9, where s = 1),
+
+    and the inner algorithm makes its round, θ^(t) → θ^(t+1), as if ω weren't there. Both see the same minibatches. With
+    μ = 0 the personal models are those of :class:`Local`; with μ → ∞ (and ημ below 1) they follow θ.
+
+    Args:
+        inner: the shared model's algorithm, ``FedAvg(task, SGD(…))``, say; any that keeps a shared ``"model"``.
+        personal: solver of the proximal task; its ``steps`` are s.
+        penalty: μ, 0 or above (the paper's λ).
+
+    Raises:
+        ValueError: a penalty below 0; at the start, an inner algorithm without a shared model.
+
+    >>> import torch
+    >>> from archipel import FedAvg, fit
+    >>> from archipel.quadratic import Quadratic, quadratic_federation
+    >>> A, a = torch.tensor([1.0, 4.0]).reshape(2, 1, 1), torch.tensor([[0.0], [1.0]])
+    >>> step = SGD(lr=0.2, steps=1, batch=None)
+    >>> run = fit(Ditto(FedAvg(Quadratic(), step), step, penalty=2.0), quadratic_federation(A, a), rounds=100)
+    >>> [round(client["personal"]["theta"].item(), 5) for client in run.clients]
+    [0.53333, 0.93333]
+    """
+
+    inner: HasSharedModel
+    personal: SGD
+    penalty: float = 0.1
+
+    def __post_init__(self) -> None:
+        checks.at_least_zero("Ditto", penalty=self.penalty)
+
+    @property
+    def task(self) -> Task:
+        return self.inner.task
+
+    def init_server(self, clients: Clients, key: Tensor) -> Tree:
+        server = self.inner.init_server(clients, key)
+        if "model" not in server:
+            raise ValueError(
+                f"Ditto's inner algorithm must keep a shared model under 'model' in its server's state; "
+                f"{type(self.inner).__name__} keeps {', '.join(server)}. FedAvg, FedProx and FedDyn do."
+            )
+        return {"inner": server}
+
+    def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
+        inner = message["server"]["inner"]
+        client = {
+            "inner": self.inner.init_client({"server": inner, "index": message["index"]}, data, key),
+            "personal": inner["model"],
+        }
+        return averaging.remember(self.personal, client, zeros_like(trained(inner["model"])))
+
+    def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
+        rate = self.personal.rate(clients.round, clients.rounds)
+        centre = trained(server["inner"]["model"])  # θ^(t), before the inner round moves it
+        clients.apply(self.personalise, {"centre": centre, "lr": rate}, key)
+        inner, info = self.inner.round(server["inner"], Inside(clients, self, "inner"), key)
+        return {"inner": inner}, info
+
+    def personalise(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
+        """s steps on f_k + μ/2 ‖· − θ^(t)‖² from ω_k; nothing is sent."""
+        pull = proximal(self.penalty, message["centre"]) if self.penalty else None
+        end = self.personal.minimise(
+            self.task.loss, client["personal"], data.train, key, message["lr"], client.get("velocity"), pull
+        )
+        return averaging.remember(self.personal, client | {"personal": end.params}, end.velocity), {}
+
+    def predict(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
+        return self.task.predict(client["personal"], x)
+
+    def predict_global(self, server: Tree, x: Tensor) -> Tensor:
+        return self.inner.predict_global(server["inner"], x)

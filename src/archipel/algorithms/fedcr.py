@@ -1,0 +1,209 @@
+"""FedCR. H. Zhang, C. Li, W. Dai, J. Zou, H. Xiong: FedCR: personalized federated learning based on across-client
+common representation with conditional mutual information regularization. ICML 2023. Equation numbers are those of the
+page on personalised algorithms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own name for it)
+from torch import Tensor
+
+from archipel import averaging, batchnorm, checks, keys
+from archipel.algorithm import Algorithm, Clients, Info, Weights
+from archipel.algorithms.fedper import split, with_head
+from archipel.batchnorm import BatchNorm
+from archipel.examples import ClientData, Examples
+from archipel.local import SGD, Batch, Loss, trained
+from archipel.task import SquaredError, Supervised, linear, linear_init
+from archipel.trees import Tree, zeros_like
+
+PIECE = 512
+"""Examples a forward pass of the local product of experts."""
+FLOOR = 1e-4
+"""The least variance of a feature: an expert is never infinitely sure."""
+
+
+@dataclass(frozen=True, eq=False)
+class FedCR(Algorithm):
+    """A shared stochastic encoder under local heads, aligned class by class with what all clients' encoders say.
+
+    The encoder maps x to a normal p(z|x) = N(μ(x), Σ(x)), Σ diagonal: μ is the task's encoder, and the variance is
+    softplus of a linear layer on it. Client k minimises by local SGD (eq. 23)
+
+        E[−log softmax(head_k(z))_y] + β KL[N(μ^y, Σ^y) ‖ p(z|x)],  z = μ(x) + Σ(x)^½ ε, ε ~ N(0, I),
+
+    whose second term pulls each example's features, by a gradient through the encoder, to its class's global posterior.
+    That is a product of experts: client k's for class c is the geometric mean of its examples' normals (eq. 21), and
+    the server multiplies those of the clients that took part with the prior N(0, I) (eq. 22):
+
+        1/Σ_k^c = mean_j 1/Σ(x_j), μ_k^c/Σ_k^c = mean_j μ(x_j)/Σ(x_j) over the client's examples of class c,
+        1/Σ^c = 1 + Σ_k 1/Σ_k^c,   μ^c = Σ^c Σ_k μ_k^c/Σ_k^c.
+
+    A class that no client of a round has keeps its posterior; all start from N(0, I). The encoders are averaged, a head
+    stays with its client. With β = 0 and a deterministic encoder it is FedPer. Prediction takes z = μ(x).
+
+    The experts are computed by one pass of the trained local encoder over the client's data, where the authors collect
+    them during the last epoch; a client sends their precisions and precision-weighted means, zeros for classes it
+    hasn't, which says the same as (μ_k^c, Σ_k^c) and is summed as it is.
+
+    Args:
+        task: a classifier: encoder, head and cross-entropy.
+        local: the local solver.
+        beta: β, 0 or above.
+        encoder: ``"stochastic"``, or ``"deterministic"``: Σ(x) = 0, which needs β = 0, since the KL is infinite.
+        weights: of the encoders' mean: ``"uniform"`` as on the page, or ``"examples"``. The product knows no weights.
+        batch_norm: what becomes of the statistics of the encoder's BatchNorm: ``"share"``, ``"local"`` or
+            ``"recompute"``.
+
+    Raises:
+        ValueError: β below 0; a deterministic encoder with β above 0; a regression.
+
+    >>> from archipel import Federation, classification, fit
+    >>> x = torch.randn(80, 3, generator=torch.Generator().manual_seed(0))
+    >>> y = (x[:, 0] > 0).long()
+    >>> opposite = Federation.from_arrays([(x[:40], y[:40]), (x[40:], 1 - y[40:])])
+    >>> task = classification(torch.nn.Linear(3, 4), opposite)
+    >>> run = fit(FedCR(task, SGD(lr=0.5, epochs=2, batch=5), beta=1e-3), opposite, rounds=15)
+    >>> run.metrics["average_accuracy"] > 0.8
+    True
+    """
+
+    task: Supervised
+    local: SGD
+    beta: float = 1e-3
+    encoder: Literal["stochastic", "deterministic"] = "stochastic"
+    weights: Weights = "uniform"
+    batch_norm: BatchNorm = "share"
+
+    def __post_init__(self) -> None:
+        checks.at_least_zero("FedCR", beta=self.beta)
+        checks.one_of("FedCR", "encoder", self.encoder, "stochastic", "deterministic")
+        batchnorm.check(self.batch_norm)
+        if self.encoder == "deterministic" and self.beta > 0:
+            raise ValueError(
+                f"A deterministic encoder is infinitely far from any normal: FedCR needs beta=0 with it; given "
+                f"beta={self.beta}."
+            )
+        if isinstance(self.task.criterion, SquaredError):
+            raise ValueError("FedCR aligns features class by class: it needs a classification, not a regression.")
+
+    # The server
+
+    def init_server(self, clients: Clients, key: Tensor) -> Tree:
+        d = self.task.features
+        shared, head = split(self.task.init(key), ("head",))
+        if self.encoder == "deterministic":
+            return {"model": shared, "head": head}
+        nobody = torch.zeros(self.task.outputs, d)
+        shared = {"spread": linear_init(keys.fold(key, "spread"), d, d)} | shared
+        return {"model": shared, "head": head, "mean": nobody, "variance": torch.ones_like(nobody)}
+
+    def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
+        message = averaging.broadcast(self, server["model"], clients) | posterior(server)
+        mean, share = clients.mean_and_share(self.train, message, key, self.weights)
+        model = averaging.refreshed(self, server["model"] | mean["model"], clients, key)
+        server = server | {"model": model}
+        if self.encoder == "stochastic":
+            # From the mean to the sum: the weights of the mean, by which each client has divided, add up to this.
+            everybody = clients.population if self.weights == "uniform" else int(clients.sizes.sum())
+            precision, shift = (share * everybody * mean["experts"][name] for name in ("precision", "shift"))
+            mu, variance = product(precision, shift)
+            known = precision[:, :1] > 0
+            server |= {
+                "mean": torch.where(known, mu, server["mean"]),
+                "variance": torch.where(known, variance, server["variance"]),
+            }
+        return server, {"loss": mean["loss"]}
+
+    # The clients
+
+    def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
+        shared, head = message["server"]["model"], message["server"]["head"]
+        client = batchnorm.keep(self.batch_norm, {"head": head}, shared)
+        return averaging.remember(self.local, client, zeros_like(trained(shared | head)))
+
+    def train(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
+        """Local SGD on encoder and head, and the client's experts under the encoder it ends with."""
+        model = batchnorm.receive(self.batch_norm, message["model"], client) | client["head"]
+        # What draws noise threads its key through the steps as buffers are.
+        start = model | {"buffers": {"network": model.get("buffers", {}), "key": keys.fold(key, "noise")}}
+        loss = self.objective(message) if self.encoder == "stochastic" else self._deterministic
+        end = self.local.minimise(loss, start, data.train, key, message["lr"], client.get("velocity"))
+        after = end.params["buffers"]["network"]
+        model = trained(end.params) | ({"buffers": after} if after else {})
+        client = averaging.remember(self.local, batchnorm.keep(self.batch_norm, client, model), end.velocity)
+        shared, head = split(model, ("head",))
+        reply = {"model": batchnorm.send(self.batch_norm, shared), "loss": end.loss}
+        if self.encoder == "stochastic":
+            weight = data.train.count if self.weights == "examples" else torch.ones_like(data.train.count)
+            reply["experts"] = {name: t / weight for name, t in self.experts(model, data.train).items()}
+        return client | {"head": head}, reply
+
+    def objective(self, message: Tree) -> Loss:
+        """Eq. (23) for the global posterior in the message."""
+
+        def loss(params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
+            key = params["buffers"]["key"]
+            mean, variance, after = self.encode(params | {"buffers": params["buffers"]["network"]}, batch["x"], True)
+            z = mean + variance.sqrt() * keys.normal_rows(key, *mean.shape, dtype=mean.dtype)
+            fit = self.task.criterion.loss(linear(params["head"], z), batch["y"])
+            y = batch["y"]
+            gap = divergence(message["mean"][y], message["variance"][y], mean, variance)
+            return fit + self.beta * gap, {"network": after, "key": keys.fold(key, "next")}
+
+        return loss
+
+    def experts(self, model: Tree, examples: Examples) -> Tree:
+        """The classes' local products of experts (eq. 21), ``(K, d)``: their precision, and mean times precision."""
+        total = torch.zeros(2, self.task.outputs, self.task.features)
+        count = torch.zeros(self.task.outputs)
+        for batch, real in zip(examples.pieces(PIECE), examples.mask.split(PIECE), strict=True):
+            mean, variance, _ = self.encode(model, batch["x"], False)
+            member = F.one_hot(batch["y"], self.task.outputs).to(mean.dtype) * real[:, None]
+            total = total + torch.stack([member.mT @ (1 / variance), member.mT @ (mean / variance)])
+            count = count + member.sum(0)
+        total = total / torch.clamp(count, min=1)[:, None]
+        return {"precision": total[0], "shift": total[1]}
+
+    def encode(self, model: Tree, x: Tensor, train: bool) -> tuple[Tensor, Tensor, Tree]:
+        """μ(x) and the diagonal of Σ(x), ``(n, d)``, and the buffers afterwards."""
+        mean, after = self.task.encoder(model["encoder"], model.get("buffers", {}), x, train)
+        return mean, F.softplus(linear(model["spread"], mean)) + FLOOR, after
+
+    def _deterministic(self, params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
+        buffers = params["buffers"]
+        values, after = self.task.loss(trained(params) | {"buffers": buffers["network"]}, batch)
+        return values, buffers | {"network": after}
+
+    def statistics(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
+        """BatchNorm's statistics of the averaged encoder on the client's training data."""
+        model = with_head(message, client)["model"]
+        return client, batchnorm.recompute(self.task.loss, self.task, model, data.train)
+
+    def predict(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
+        """By the mean feature."""
+        return self.task.predict(batchnorm.receive(self.batch_norm, server["model"], client) | client["head"], x)
+
+
+def posterior(server: Tree) -> Tree:
+    """The classes' global posteriors, where there are any."""
+    return {name: server[name] for name in ("mean", "variance") if name in server}
+
+
+def product(precision: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+    """Eq. (22): mean and variance of N(0, 1) times normals with these sums of precisions and of mean times precision.
+
+    >>> product(torch.tensor(1 / 1 + 1 / 0.5), torch.tensor(1 / 1 + 3 / 0.5))  # N(1, 1) and N(3, 0.5)
+    (tensor(1.7500), tensor(0.2500))
+    """
+    variance = 1 / (1 + precision)
+    return variance * shift, variance
+
+
+def divergence(mean: Tensor, variance: Tensor, other_mean: Tensor, other_variance: Tensor) -> Tensor:
+    """KL[N(mean, variance) ‖ N(other)], ½ Σ [ln(Σ₂/Σ₁) + (Σ₁ + (μ₁ − μ₂)²)/Σ₂ − 1], over the last dimension."""
+    ratio = variance / other_variance
+    return 0.5 * (ratio - 1 - ratio.log() + (mean - other_mean).square() / other_variance).sum(-1)

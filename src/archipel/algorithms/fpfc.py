@@ -1,0 +1,211 @@
+"""FPFC. X. Yu, Z. Liu, W. Wang, Y. Sun: Clustered federated learning based on nonconvex pairwise fusion. arXiv
+2211.04218. Equation numbers are those of the page on personalised algorithms, where it says so the paper's."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor
+
+from archipel import checks
+from archipel.algorithm import Algorithm, Clients, Info
+from archipel.examples import ClientData
+from archipel.local import SGD, proximal, trained
+from archipel.task import Task
+from archipel.trees import PerClient, Tree, leaves, nbytes, row, tree_map
+
+log = logging.getLogger("archipel")
+
+
+@dataclass(frozen=True, eq=False)
+class FPFC(Algorithm):
+    """Clusters that nobody specified: every pair of personal models is fused or left alone by a non-convex penalty.
+
+    The objective is (eq. 19)
+
+        Σ_i f_i(ω_i) + 1/(2m) Σ_ij g(‖ω_i − ω_j‖),
+
+    g the SCAD penalty smoothed at 0, with slope g'(t) = λt/ξ up to ξ, λ up to λ, (aλ − t)/(a − 1) up to aλ, and 0
+    beyond: close models are pulled together, far ones not at all. It is solved by ADMM with θ_ij = ω_i − ω_j and
+    multipliers v_ij. In a round
+
+        client i ∈ A:  local steps on f_i(ω) + ρ/2 ‖ω − ζ_i‖² from its ω_i;
+        server:        δ_ij = ω_i − ω_j + v_ij/ρ,  θ_ij = prox_{g/ρ}(δ_ij),  v_ij ← v_ij + ρ (ω_i − ω_j − θ_ij),
+                       ζ_i = 1/m Σ_j (ω_j + θ_ij − v_ij/ρ).
+
+    Only δ is stored, a model for each of the m(m − 1)/2 pairs: the proximal map (eq. 6 of the paper) is radial,
+    θ = s(‖δ‖) δ (:func:`shrinkage`), and v/ρ = δ − θ, so that both can be had from it whenever they are needed. (θ
+    can't be had from v alone, which is λ long wherever the penalty's slope is λ.) The memory this takes is said when a
+    run begins.
+
+    Args:
+        task: the model and its loss.
+        local: the local solver: α and T_i epochs or steps.
+        penalty: λ, above ξ.
+        xi: ξ, above 0: differences up to it are smoothed.
+        a: where the penalty flattens, above 1 + 1/ρ (3.7 is usual).
+        rho: ρ, above 0.
+        pairs: which are updated where some clients aren't sampled: ``"both"``, pairs of which both are, as on the page,
+            or ``"either"``, pairs of which one is, as the authors' program does it (which updates those of which both
+            are twice; here it is once).
+
+    Raises:
+        ValueError: a setting out of its range, with which of them to change.
+        MemoryError: the pairs don't fit the machine.
+
+    >>> from archipel import fit
+    >>> from archipel.quadratic import Quadratic, quadratic_federation
+    >>> A, a = torch.ones(4, 1, 1), torch.tensor([[0.0], [0.2], [5.0], [5.1]])
+    >>> fpfc = FPFC(Quadratic(), SGD(lr=0.3, steps=5, batch=None), penalty=1.0, xi=0.1)
+    >>> run = fit(fpfc, quadratic_federation(A, a), rounds=60)
+    >>> fpfc.clusters(run.server).tolist()
+    [0, 0, 1, 1]
+    """
+
+    task: Task
+    local: SGD
+    penalty: float = 1.0
+    xi: float = 1e-2
+    a: float = 3.7
+    rho: float = 1.0
+    pairs: Literal["both", "either"] = "both"
+
+    def __post_init__(self) -> None:
+        checks.above_zero("FPFC", penalty=self.penalty, xi=self.xi, rho=self.rho)
+        checks.one_of("FPFC", "pairs", self.pairs, "both", "either")
+        if self.xi >= self.penalty:
+            raise ValueError(
+                f"FPFC's xi must lie below the penalty; given xi={self.xi} and penalty={self.penalty}. xi is where the "
+                "penalty's slope stops growing: make it small against the differences that matter."
+            )
+        if not self.a > 1 + 1 / self.rho:
+            raise ValueError(
+                f"FPFC's a must lie above 1 + 1/rho = {1 + 1 / self.rho:g}; given {self.a}. Below, the proximal "
+                "problem isn't convex: raise a (3.7 is usual) or rho."
+            )
+        if self.local.keep_momentum:
+            raise ValueError("FPFC's clients start afresh each round: set keep_momentum=False in their local solver.")
+
+    # The server
+
+    def init_server(self, clients: Clients, key: Tensor) -> Tree:
+        model, m = self.task.init(key), clients.population
+        _say_memory(m, nbytes(trained(model)))
+        rows = tree_map(lambda t: t.expand(m, *t.shape).clone(), trained(model))
+        pairs = tree_map(lambda t: t.new_zeros(m * (m - 1) // 2, *t.shape), trained(model))
+        # The buffers, where the model has some, are what the clients' own start from.
+        return {"start": model.get("buffers", {}), "models": rows, "pairs": pairs}
+
+    def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
+        delta, m = server["pairs"], clients.population
+        i, j = torch.triu_indices(m, m, 1)
+        s = self._shrinkage(delta)
+        message = {"zeta": PerClient(self.centres(server["models"], delta, s)), "lr": self._rate(clients)}
+        replies = clients.collect(self.train, message, key)
+        models = put(server["models"], replies.ids, replies.value["model"])
+        active = torch.zeros(m, dtype=torch.bool).index_fill(0, replies.ids, True)
+        due = active[i] & active[j] if self.pairs == "both" else active[i] | active[j]
+        i, j, s = i[due], j[due], s[due]
+        # δ ← ω_i − ω_j + v/ρ, with v/ρ = (1 − s) δ
+        ascended = tree_map(lambda d, w: w[i] - w[j] + along(1 - s, d[due]), delta, models)
+        delta = put(delta, due.nonzero()[:, 0], ascended)
+        info = {"loss": replies.value["loss"].mean(), "clusters": int(self._clusters(delta, m, self.xi).max()) + 1}
+        return server | {"models": models, "pairs": delta}, info
+
+    def centres(self, models: Tree, delta: Tree, s: Tensor) -> Tree:
+        """ζ_i for all i, ``(m, …)``: θ − v/ρ = (2s − 1) δ for i < j, and the opposite for j."""
+        m = len(leaves(models)[0])
+        i, j = torch.triu_indices(m, m, 1)
+
+        def centre(w: Tensor, d: Tensor) -> Tensor:
+            reflected = along(2 * s - 1, d)
+            pulls = torch.zeros_like(w).index_add_(0, i, reflected).index_add_(0, j, reflected, alpha=-1)
+            return w.mean(0) + pulls / m
+
+        return tree_map(centre, models, delta)
+
+    def clusters(self, server: Tree, tolerance: float | None = None) -> Tensor:
+        """``(m,)`` cluster numbers: clients joined by pairs with ‖θ_ij‖ up to the tolerance.
+
+        Args:
+            server: the server's state.
+            tolerance: default: ξ, up to which the penalty is quadratic and shrinks all differences by one factor.
+        """
+        m = len(leaves(server["models"])[0])
+        return self._clusters(server["pairs"], m, self.xi if tolerance is None else tolerance)
+
+    def _clusters(self, delta: Tree, m: int, tolerance: float) -> Tensor:
+        i, j = torch.triu_indices(m, m, 1)
+        close = self._shrinkage(delta) * lengths(delta) <= tolerance * (1 + 1e-6)  # θ = ξ is rounded to either side
+        graph = coo_array((close[close].numpy(), (i[close].numpy(), j[close].numpy())), shape=(m, m))
+        return torch.from_numpy(connected_components(graph, directed=False)[1].astype("int64"))
+
+    def _shrinkage(self, delta: Tree) -> Tensor:
+        return shrinkage(lengths(delta), self.penalty, self.xi, self.a, self.rho)
+
+    # The clients
+
+    def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
+        server = message["server"]
+        model = row(server["models"], 0)  # all start from one
+        return {"model": model | ({"buffers": server["start"]} if server["start"] else {})}
+
+    def train(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
+        """Local steps on f_i + ρ/2 ‖· − ζ_i‖² from the client's own model, whose buffers stay with it."""
+        pull = proximal(self.rho, message["zeta"])
+        end = self.local.minimise(self.task.loss, client["model"], data.train, key, message["lr"], shift=pull)
+        return {"model": end.params}, {"model": trained(end.params), "loss": end.loss}
+
+    def predict(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
+        return self.task.predict(client["model"], x)
+
+    def _rate(self, clients: Clients) -> Tensor:
+        return self.local.rate(clients.round, clients.rounds)
+
+
+def shrinkage(n: Tensor, penalty: float, xi: float, a: float, rho: float) -> Tensor:
+    """s with prox_{g/ρ}(δ) = s δ for differences of length n (eq. 6 of the paper).
+
+    ξρ/(λ + ξρ) up to ξ + λ/ρ; 1 − λ/(ρn) up to λ + λ/ρ; max(0, 1 − aλ/((a − 1)ρn))/(1 − 1/((a − 1)ρ)) up to aλ; then 1.
+
+    >>> n = torch.tensor([0.5, 1.5, 3.0, 5.0])
+    >>> shrinkage(n, penalty=1.0, xi=0.1, a=3.7, rho=1.0)
+    tensor([0.0909, 0.3333, 0.8627, 1.0000])
+    """
+    safe = torch.where(n > 0, n, 1.0)
+    middle = (1 - a * penalty / ((a - 1) * rho * safe)).clamp(min=0) / (1 - 1 / ((a - 1) * rho))
+    s = torch.where(n <= a * penalty, middle, 1.0)
+    s = torch.where(n <= penalty + penalty / rho, 1 - penalty / (rho * safe), s)
+    return torch.where(n <= xi + penalty / rho, xi * rho / (penalty + xi * rho), s)
+
+
+def lengths(rows: Tree) -> Tensor:
+    """The norm of each row of stacked trees, all leaves together."""
+    return torch.stack([t.flatten(1).square().sum(1) for t in leaves(rows)]).sum(0).sqrt()
+
+
+def put(rows: Tree, index: Tensor, new: Tree) -> Tree:
+    """Stacked trees with new rows at these places."""
+    return tree_map(lambda old, new: old.index_copy(0, index, new), rows, new)
+
+
+def along(factor: Tensor, rows: Tensor) -> Tensor:
+    """Each row times its own factor."""
+    return factor.to(rows.dtype).reshape(-1, *[1] * (rows.dim() - 1)) * rows
+
+
+def _say_memory(m: int, model: int) -> None:
+    pairs = m * (m - 1) // 2
+    needed, there = (pairs + m) * model, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    text = f"FPFC keeps a model for each of {pairs} pairs of {m} clients: {needed / 1e6:.1f} MB, up to four times that"
+    log.info("%s during a round.", text)
+    if needed > there:
+        raise MemoryError(
+            f"{text} during a round; the machine has {there / 1e6:.0f} MB. Take fewer clients or a smaller model."
+        )

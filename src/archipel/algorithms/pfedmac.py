@@ -1,0 +1,208 @@
+"""pFedMac. Y. Li, X. Liu, X. Zhang, Y. Shao, Q. Wang, Y. Geng: Personalized federated learning via maximizing
+correlation with sparse and hierarchical extensions. arXiv 2107.05330, 2021. Equation numbers are those of the page on
+personalised algorithms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from archipel import averaging, batchnorm, checks, keys
+from archipel.algorithm import Algorithm, Clients, DivergenceError, Info, NoReplyError, Weights
+from archipel.batchnorm import BatchNorm
+from archipel.examples import ClientData
+from archipel.local import SGD, Shift, soft_threshold, trained
+from archipel.task import Task
+from archipel.trees import Sum, Tree, add, norm, row, stack, tree_map
+
+GROWTH, PATIENCE = 1e3, 10
+"""A run diverges when the shared model's steps have grown this much, in rounds on end of which there are so many."""
+
+
+@dataclass(frozen=True, eq=False)
+class PFedMac(Algorithm):
+    """Personal models that maximise their correlation with a shared one; sparse ones, and a third tier, by choice.
+
+    The objective is the mean over clients of (eqs. 16 and 18)
+
+        F_k(θ) = min over ω of f_k(ω) − λ ⟨ω, θ⟩ + γ ‖ω‖₁ + λ/2 ‖θ‖²,  ∇F_k(θ) = λ (θ − ω_k(θ)).
+
+    A client starts from θ_k^(t,0) = θ^(t) and makes R local rounds, each on a minibatch D_r of its own:
+
+        ω_k^(t,r) ≈ argmin over ω of ℓ_k(ω; D_r) − λ ⟨ω, θ_k^(t,r)⟩ + γ ‖ω‖₁,
+        θ_k^(t,r+1) = θ_k^(t,r) − ηλ (θ_k^(t,r) − ω_k^(t,r)).
+
+    Its personal model is the last ω, which is sparse where γ > 0: the inner steps end with the exact proximal map of
+    γ ‖·‖₁, soft-thresholding. The server mixes: θ^(t+1) = (1 − β) θ^(t) + β · mean over S of θ_k^(t,R).
+
+    With ``edges`` there are three tiers, the same correlation once more: the objective is the mean over edges of
+
+        G_e(θ) = min over φ of mean over the edge's k of F_k(φ) − λ_e ⟨φ, θ⟩ + λ_e/2 ‖θ‖²,  ∇G_e(θ) = λ_e (θ − φ_e(θ)).
+
+    In a round every edge makes steps φ_e ← φ_e + β (mean of its clients' θ_k^(R) from φ_e − φ_e + R η λ_e θ), which for
+    R = 1 is gradient descent on the inner problem, and then θ ← θ − η_e λ_e (θ − mean of φ_e).
+
+    −⟨ω, θ⟩ pulls outwards, so that there is a minimum only where f_k is curved enough: for quadratics if
+    λ · λmax(mean A_k⁻¹) < 1 (with R local rounds, if the mean of (I − ηλ(I − λA_k⁻¹))^R has a spectral radius below 1).
+    With cross-entropy the inner minimum may not exist; a prescribed number of inner steps, or weight decay, bounds it.
+    Curvature can't be known beforehand: a run whose steps grow round by round is ended with an error.
+
+    Args:
+        task: the model and its loss.
+        local: the inner solver. Its ``steps`` are those on one minibatch, its ``batch`` the size of D_r, ``augment`` is
+            applied to D_r once.
+        penalty: λ, 0 or above.
+        rate: η, above 0.
+        local_rounds: R.
+        mixing: β, above 0.
+        sparsity: γ, 0 or above.
+        weights: of the means: ``"uniform"`` as in the paper, or ``"examples"``.
+        batch_norm: what becomes of the shared model's BatchNorm statistics; personal models keep their own.
+        edges: the clients' numbers at each edge, every client at exactly one; ``None``: two tiers.
+        edge_penalty: λ_e, 0 or above.
+        edge_rate: η_e, above 0.
+        edge_rounds: steps of an edge a round.
+
+    Raises:
+        ValueError: a setting out of its range, momentum to be kept, or edges that don't share out the clients.
+        DivergenceError: the steps of θ grow without end.
+
+    >>> from archipel import fit
+    >>> from archipel.quadratic import Quadratic, quadratic_federation
+    >>> A, a = torch.tensor([1.0, 2.0, 4.0]).reshape(3, 1, 1), torch.tensor([[0.0], [1.0], [3.0]])
+    >>> solver = SGD(lr=0.4, steps=70, batch=None, tolerance=1e-12)
+    >>> mac = PFedMac(Quadratic(), solver, penalty=0.5, rate=2.0, local_rounds=1)
+    >>> run = fit(mac, quadratic_federation(A, a), rounds=25)
+    >>> run.server["model"]["theta"] * 17, [round(client["personal"]["theta"].item() * 17, 6) for client in run.clients]
+    (tensor([32.0000], dtype=torch.float64), [16.0, 25.0, 55.0])
+    """
+
+    task: Task
+    local: SGD
+    penalty: float = 0.1
+    rate: float = 1.0
+    local_rounds: int = 5
+    mixing: float = 1.0
+    sparsity: float = 0.0
+    weights: Weights = "uniform"
+    batch_norm: BatchNorm = "share"
+    edges: Sequence[Sequence[int]] | None = None
+    edge_penalty: float = 0.1
+    edge_rate: float = 1.0
+    edge_rounds: int = 1
+
+    def __post_init__(self) -> None:
+        checks.at_least_zero("PFedMac", penalty=self.penalty, sparsity=self.sparsity, edge_penalty=self.edge_penalty)
+        checks.above_zero("PFedMac", rate=self.rate, mixing=self.mixing, edge_rate=self.edge_rate)
+        checks.whole("PFedMac", local_rounds=self.local_rounds, edge_rounds=self.edge_rounds)
+        batchnorm.check(self.batch_norm)
+        if self.local.keep_momentum:
+            raise ValueError("PFedMac solves every inner problem afresh: set keep_momentum=False in its local solver.")
+
+    # The server
+
+    def init_server(self, clients: Clients, key: Tensor) -> Tree:
+        model = self.task.init(key)
+        growth = {"rounds": torch.tensor(0), "from": torch.tensor(0.0), "last": torch.tensor(0.0)}
+        if self.edges is None:
+            return {"model": model, "growth": growth}
+        if sorted(k for edge in self.edges for k in edge) != list(range(clients.population)) or not all(self.edges):
+            raise ValueError(
+                f"PFedMac's edges must hold each of the {clients.population} clients, numbered from 0, exactly once; "
+                f"given {[list(edge) for edge in self.edges]}."
+            )
+        return {"model": model, "growth": growth, "edges": stack([model] * len(self.edges))}
+
+    def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
+        tiers = self.two_tiers if self.edges is None else self.three_tiers
+        new, info = tiers(server, clients, key)
+        model = averaging.refreshed(self, new["model"], clients, key)
+        step = norm(add(trained(model), trained(server["model"]), -1.0))
+        return server | new | {"model": model, "growth": watched(server["growth"], step)}, info | {"step": step}
+
+    def two_tiers(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
+        model, info = self.descend(server["model"], clients, key)
+        return {"model": model}, info
+
+    def descend(self, model: Tree, clients: Clients, key: Tensor, pull: Tree | None = None) -> tuple[Tree, Info]:
+        """A mixing step on the mean of these clients' F_k, with whatever else pulls at the model."""
+        mean = clients.mean(self.train, averaging.broadcast(self, model, clients), key, self.weights)
+        theta = trained(model)
+        change = add(trained(mean["model"]), theta, -1.0)
+        change = add(change, pull) if pull else change
+        return model | mean["model"] | add(theta, change, self.mixing), {"loss": mean["loss"]}
+
+    def three_tiers(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
+        assert self.edges is not None
+        theta, phi, total = server["model"], [row(server["edges"], e) for e in range(len(self.edges))], Sum()
+        pull = tree_map(lambda t: self.local_rounds * self.rate * self.edge_penalty * t, trained(theta))
+        for e, edge in enumerate(self.edges):
+            here = clients.only(clients.ids[torch.isin(clients.ids, torch.tensor(edge))])
+            try:
+                for step in range(self.edge_rounds):
+                    phi[e], info = self.descend(phi[e], here, keys.fold(key, step), pull)
+            except NoReplyError:
+                continue  # nobody of this edge takes part
+            weight = clients.sizes[list(edge)].sum() if self.weights == "examples" else torch.tensor(1)
+            total.add(tree_map(lambda t: t[None], {"model": phi[e], "loss": info["loss"]}), weight[None])
+        if total.weight == 0:
+            raise NoReplyError(f"No reply could be used in round {clients.round} at any edge.")
+        mean = total.mean()
+        gap = add(trained(mean["model"]), trained(theta), -1.0)
+        model = theta | mean["model"] | add(trained(theta), gap, self.edge_rate * self.edge_penalty)
+        return {"model": model, "edges": stack(phi)}, {"loss": mean["loss"]}
+
+    # The clients
+
+    def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
+        return {"personal": message["server"]["model"]}
+
+    def train(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
+        """R local rounds from the message's model: ω stays as the personal model, θ_k goes to the server."""
+        batches = replace(self.local, steps=self.local_rounds, epochs=None).minibatches(data.train, key)
+        inner = replace(self.local, batch=None, augment=None)
+        shrink = soft_threshold(self.sparsity * message["lr"]) if self.sparsity else None
+        omega, losses = batchnorm.receive(self.batch_norm, message["model"], client["personal"]), []
+        theta = trained(omega)
+        for batch in batches:
+            end = inner.minimise(
+                self.task.loss, omega, batch, key, message["lr"], shift=self._away_from(theta), project=shrink
+            )
+            omega = end.params
+            theta = add(theta, add(trained(omega), theta, -1.0), self.rate * self.penalty)
+            losses.append(end.loss)
+        reply = {"model": batchnorm.send(self.batch_norm, omega | theta), "loss": torch.stack(losses).mean()}
+        return {"personal": omega}, reply
+
+    def _away_from(self, theta: Tree) -> Shift:
+        """The gradient of −λ ⟨ω, θ⟩."""
+        away = tree_map(lambda t: -self.penalty * t, theta)
+        return lambda omega: away
+
+    def statistics(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
+        """BatchNorm's statistics of the shared model on the client's training data."""
+        return client, batchnorm.recompute(self.task.loss, self.task, message["model"], data.train)
+
+    def predict(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
+        return self.task.predict(client["personal"], x)
+
+    def predict_global(self, server: Tree, x: Tensor) -> Tensor:
+        return self.task.predict(server["model"], x)
+
+
+def watched(growth: Tree, step: Tensor) -> Tree:
+    """Follows the norm of the shared model's steps: how long it has been growing, and from what."""
+    grows = bool(step > growth["last"]) and bool(growth["last"] > 0)
+    rounds = int(growth["rounds"]) + 1 if grows else 0
+    start = growth["from"] if grows else step
+    if rounds >= PATIENCE and step > GROWTH * start:
+        raise DivergenceError(
+            f"pFedMac diverges: its steps have grown {float(step / start):.0f} times in {rounds} rounds. The "
+            "correlation outweighs the losses' curvature, and the objective has no minimum: lower the penalty (for "
+            "quadratics below 1/λmax(mean A⁻¹)) or add weight decay."
+        )
+    as_given = growth["last"].dtype
+    return {"rounds": torch.tensor(rounds), "from": start.to(as_given), "last": step.to(as_given)}

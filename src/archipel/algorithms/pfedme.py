@@ -1,0 +1,122 @@
+"""pFedMe. C. T. Dinh, N. H. Tran, T. D. Nguyen: Personalized federated learning with Moreau envelopes. NeurIPS 2020.
+Equation numbers are those of the page on personalised algorithms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from archipel import averaging, batchnorm, checks
+from archipel.algorithm import Algorithm, Clients, Info, Weights
+from archipel.batchnorm import BatchNorm
+from archipel.examples import ClientData
+from archipel.local import SGD, proximal, trained
+from archipel.task import Task
+from archipel.trees import Tree, add
+
+
+@dataclass(frozen=True, eq=False)
+class PFedMe(Algorithm):
+    """Gradient descent of the shared model on the mean of the clients' Moreau envelopes.
+
+    F_k(θ) = min over θ_k of f_k(θ_k) + λ/2 ‖θ_k − θ‖² (eq. 4), whose gradient is λ (θ − prox_k(θ)) (eq. 5). A client
+    starts from ω_k^(t,0) = θ^(t) and makes R local rounds, each on a minibatch b_r of its own (eq. 6):
+
+        θ_k^(t,r) ≈ prox_k(ω_k^(t,r); b_r),  ω_k^(t,r+1) = ω_k^(t,r) − ηλ (ω_k^(t,r) − θ_k^(t,r)).
+
+    Its personal model is the last θ_k^(t,R−1), never ω. The server mixes (eq. 7):
+    θ^(t+1) = (1 − β) θ^(t) + β · mean over S of ω_k^(t,R). The inner problem is solved from ω by ``local``: by K steps
+    on the same minibatch, or to its ``tolerance``.
+
+    Args:
+        task: the model and its loss.
+        local: the inner solver. Its ``steps`` are K, its ``batch`` the size of b_r, ``augment`` is applied to b_r once.
+        penalty: λ, 0 or above.
+        rate: η, above 0, the step of ω. ω moves to between itself and θ_k where ηλ is at most 1.
+        local_rounds: R.
+        mixing: β, above 0; 1 is plain averaging.
+        participants: who trains: ``"sampled"`` clients alone, or ``"all"`` as in the paper, of whom the sampled send.
+        weights: of the mean: ``"uniform"`` as in the paper, or ``"examples"``.
+        batch_norm: what becomes of the shared model's BatchNorm statistics; personal models keep their own.
+
+    Raises:
+        ValueError: a setting out of its range, or a momentum to be kept: every inner problem starts afresh.
+
+    >>> from archipel import fit
+    >>> from archipel.quadratic import Quadratic, quadratic_federation
+    >>> A, a = torch.tensor([1.0, 4.0]).reshape(2, 1, 1), torch.tensor([[0.0], [1.0]])
+    >>> solver = SGD(lr=0.2, steps=25, batch=None)
+    >>> me = PFedMe(Quadratic(), solver, penalty=2.0, rate=0.5, local_rounds=1)
+    >>> run = fit(me, quadratic_federation(A, a), rounds=25)
+    >>> run.server["model"]["theta"].item(), [client["personal"]["theta"].item() for client in run.clients]
+    (0.66666..., [0.44444..., 0.88888...])
+    """
+
+    task: Task
+    local: SGD
+    penalty: float = 15.0
+    rate: float = 0.005
+    local_rounds: int = 20
+    mixing: float = 1.0
+    participants: Literal["sampled", "all"] = "sampled"
+    weights: Weights = "uniform"
+    batch_norm: BatchNorm = "share"
+
+    def __post_init__(self) -> None:
+        checks.at_least_zero("PFedMe", penalty=self.penalty)
+        checks.above_zero("PFedMe", rate=self.rate, mixing=self.mixing)
+        checks.whole("PFedMe", local_rounds=self.local_rounds)
+        checks.one_of("PFedMe", "participants", self.participants, "sampled", "all")
+        batchnorm.check(self.batch_norm)
+        if self.local.keep_momentum:
+            raise ValueError("PFedMe solves every inner problem afresh: set keep_momentum=False in its local solver.")
+
+    def init_server(self, clients: Clients, key: Tensor) -> Tree:
+        return {"model": self.task.init(key)}
+
+    def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
+        return {"personal": message["server"]["model"]}
+
+    def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
+        message = averaging.broadcast(self, server["model"], clients)
+        mean = clients.mean(self.train, message, key, self.weights)
+        if self.participants == "all":
+            everyone = clients.everyone
+            others = everyone.ids[~torch.isin(everyone.ids, clients.ids)]
+            everyone.only(others).apply(self.personalise, message, key)
+        theta = trained(server["model"])
+        mixed = add(theta, add(trained(mean["model"]), theta, -1.0), self.mixing)
+        model = averaging.refreshed(self, server["model"] | mean["model"] | mixed, clients, key)
+        return {"model": model}, {"loss": mean["loss"]}
+
+    def train(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
+        """R local rounds from θ^(t): the personal model stays, ω goes to the server."""
+        batches = replace(self.local, steps=self.local_rounds, epochs=None).minibatches(data.train, key)
+        inner = replace(self.local, batch=None, augment=None)
+        omega, losses = batchnorm.receive(self.batch_norm, message["model"], client["personal"]), []
+        for batch in batches:
+            pull = proximal(self.penalty, omega)
+            end = inner.minimise(self.task.loss, omega, batch, key, message["lr"], shift=pull)
+            # the pull at θ_k is λ (θ_k − ω)
+            omega = end.params | add(trained(omega), pull(trained(end.params)), self.rate)
+            losses.append(end.loss)
+        reply = {"model": batchnorm.send(self.batch_norm, omega), "loss": torch.stack(losses).mean()}
+        return {"personal": end.params}, reply
+
+    def personalise(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
+        """The same where nothing is sent."""
+        client, _ = self.train(client, message, data, key)
+        return client, {}
+
+    def statistics(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
+        """BatchNorm's statistics of the shared model on the client's training data."""
+        return client, batchnorm.recompute(self.task.loss, self.task, message["model"], data.train)
+
+    def predict(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
+        return self.task.predict(client["personal"], x)
+
+    def predict_global(self, server: Tree, x: Tensor) -> Tensor:
+        return self.task.predict(server["model"], x)

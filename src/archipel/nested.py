@@ -1,0 +1,100 @@
+"""An algorithm inside another: the inner one's rounds run on its own part of the server's and the clients' states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from archipel.algorithm import Algorithm, Clients, Replies, Step, Weights
+from archipel.examples import ClientData
+from archipel.trees import Tree
+
+
+class Within:
+    """A step of an algorithm that is a field of another, on the entry of the client's state that has the field's name.
+
+    Args:
+        algorithm: the outer one, by which steps travel.
+        part: the field.
+        step: a method of the inner one.
+    """
+
+    def __init__(self, algorithm: Algorithm, part: str, step: Step) -> None:
+        self.algorithm, self.part, self.name = algorithm, part, step.__name__
+        # Carriers know steps by their names.
+        self.__name__, self.__qualname__ = self.name, f"{type(algorithm).__qualname__}.{part}.{step.__qualname__}"
+
+    def __call__(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
+        step = getattr(getattr(self.algorithm, self.part), self.name)
+        state, reply = step(client[self.part], message, data, key)
+        return client | {self.part: state}, reply
+
+
+@dataclass(frozen=True)
+class Inside:
+    """:class:`archipel.algorithm.Clients` as an inner algorithm sees them: with its own part of their states.
+
+    Args:
+        clients: as the outer one sees them.
+        algorithm: the outer one.
+        part: the field that holds the inner one.
+    """
+
+    clients: Clients
+    algorithm: Algorithm
+    part: str
+
+    @property
+    def ids(self) -> Tensor:
+        return self.clients.ids
+
+    @property
+    def population(self) -> int:
+        return self.clients.population
+
+    @property
+    def sizes(self) -> Tensor:
+        return self.clients.sizes
+
+    @property
+    def round(self) -> int:
+        return self.clients.round
+
+    @property
+    def rounds(self) -> int:
+        return self.clients.rounds
+
+    @property
+    def stateful(self) -> bool:
+        return self.clients.stateful
+
+    @property
+    def everyone(self) -> Clients:
+        return Inside(self.clients.everyone, self.algorithm, self.part)
+
+    def only(self, ids: Tensor) -> Clients:
+        return Inside(self.clients.only(ids), self.algorithm, self.part)
+
+    def collect(self, step: Step, message: Tree, key: Tensor) -> Replies:
+        return self.clients.collect(self._within(step), message, key)
+
+    def sum(self, step: Step, message: Tree, key: Tensor, weights: Weights = "examples") -> Tree:
+        return self.clients.sum(self._within(step), message, key, weights)
+
+    def mean(self, step: Step, message: Tree, key: Tensor, weights: Weights = "examples") -> Tree:
+        return self.clients.mean(self._within(step), message, key, weights)
+
+    def mean_and_share(
+        self, step: Step, message: Tree, key: Tensor, weights: Weights = "examples"
+    ) -> tuple[Tree, float]:
+        return self.clients.mean_and_share(self._within(step), message, key, weights)
+
+    def apply(self, step: Step, message: Tree, key: Tensor) -> None:
+        self.clients.apply(self._within(step), message, key)
+
+    def evaluate(self, step: Step, message: Tree, key: Tensor) -> Replies:
+        return self.clients.evaluate(self._within(step), message, key)
+
+    def _within(self, step: Step) -> Step:
+        return Within(self.algorithm, self.part, step)
