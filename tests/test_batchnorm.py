@@ -166,6 +166,13 @@ def test_without_buffers_the_policies_are_one(uneven):
         assert all(torch.equal(a, b) for a, b in zip(leaves(runs[0].server), leaves(run.server), strict=True))
 
 
+def test_a_minibatch_of_one_is_told_with_what_to_do(uneven):
+    left = next(n for n in uneven.sizes.tolist() if n > 2) - 1
+    algorithm = FedAvg(classification(encoder(), uneven), SGD(epochs=1, batch=left))
+    with pytest.raises(ValueError, match=r"can't normalise a minibatch of one example.* Change the solver's batch"):
+        fit(algorithm, uneven, rounds=1)
+
+
 def test_another_policy_is_refused(uneven):
     with pytest.raises(ValueError, match="batch_norm must be one of 'share', 'local', 'recompute'; given 'average'"):
         FedAvg(classification(encoder(), uneven), TRAINING, batch_norm="average")

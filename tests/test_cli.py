@@ -204,7 +204,7 @@ def test_bad_input_is_told_in_one_message(words, hint, tmp_path, monkeypatch) ->
         ("nowhere.png", "There is no file"),
         ("notes.txt", "of no kind that can be read"),
         ("broken.png", "isn't an image"),
-        ("broken.npy", "can't be read"),
+        ("broken.npy", "can't be read: it holds no plain array of numbers."),
         ("table.npy", "doesn't fit the run"),
         ("nothing", "holds no queries"),
     ],

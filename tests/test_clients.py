@@ -356,6 +356,12 @@ def test_training_sees_no_held_out_data_and_evaluation_does(door, kind):
     assert handle.collect(algorithm.peek, {}, keys.key(0)).value.tolist() == [[n, -1, -1] for n, _, _ in sizes]
 
 
+def test_the_wire_refuses_what_cant_be_sent(uneven):
+    augment = SGD(steps=1, augment=lambda x, key: x)
+    with pytest.raises(ValueError, match="this FedAvg can't be pickled: .*lambda.* or take engine='loop'"):
+        Wire(FedAvg(classification(nn.Linear(3, 4), uneven), augment), uneven)
+
+
 def test_the_wire_reports_an_error_of_the_other_side(door):
     algorithm = Nosy()
     handle = door(algorithm, Wire)

@@ -5,9 +5,11 @@ import pytest
 import torch
 import yaml
 
-from archipel import FedAvg, FedSPM, Full, Sample
+from archipel import FedAvg, FedSPM, Full, Sample, fit
 from archipel.experiments import PRESETS, build, oracle_of, read_config, to_yaml
+from archipel.experiments.methods import KINDS
 from archipel.experiments.oracle import pool
+from archipel.experiments.reading import validate
 from archipel.models.registry import ENCODERS
 
 
@@ -222,3 +224,23 @@ def test_hospitals_are_the_clients_of_the_heart_presets(preset, data_dir):
 def test_a_natural_source_takes_its_loaders_options_and_refuses_others():
     with pytest.raises(ValueError, match="heart-disease has no option 'mising'"):
         build(read_config("heart-fedavg", ["data.options={mising: keep}"]))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_algorithm_is_made_and_run_from_a_configuration(name, tmp_path):
+    rng = np.random.default_rng(0)
+    for client in range(3):
+        x = rng.normal(size=(20, 4)) + client
+        np.savez(tmp_path / f"island-{client}.npz", x=x, y=(x[:, 0] > client).astype(int))
+    settings = {
+        "rounds": 2,
+        "data": {"source": "arrays", "data_dir": str(tmp_path)},
+        "encoder": {"name": "mlp", "features": 4, "options": {"hidden": [4]}},
+        "algorithm": {"name": name} | ({"router": {"name": "mlp", "features": 4}} if name == "fedspm" else {}),
+    }
+    config = validate(settings, "a run of each")
+    assert validate(yaml.safe_load(to_yaml(config)), "the same again") == config
+    algorithm, federation = build(config)
+    assert type(algorithm) is KINDS[name]
+    run = fit(algorithm, federation, rounds=config.rounds, engine="loop")
+    assert 0 <= run.metrics["average_accuracy"] <= 1

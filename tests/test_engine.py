@@ -169,6 +169,21 @@ def test_a_checkpoint_of_another_format_is_refused(uneven, tmp_path):
         Checkpoint.load(tmp_path)
 
 
+@pytest.mark.parametrize("file", ["checkpoint.json", "server.safetensors", "clients/000001.safetensors"])
+@pytest.mark.parametrize("left", [b"", b'{"format": 1}', b"\x20" * 40, None])
+def test_a_damaged_checkpoint_is_told_by_its_name(uneven, tmp_path, file, left):
+    fit(fedavg(uneven), uneven, rounds=1, folder=tmp_path)
+    path = tmp_path / "checkpoint" / file
+    if left is not None:
+        path.write_bytes(left)
+    elif file == "checkpoint.json":
+        pytest.skip("a folder without it is no checkpoint")
+    else:
+        path.unlink()
+    with pytest.raises(ValueError, match=r"checkpoint is damaged: .*remove the folder to start anew"):
+        fit(fedavg(uneven), uneven, rounds=2, folder=tmp_path)
+
+
 def test_another_run_in_the_folder_is_refused_by_what_differs(uneven, tmp_path):
     algorithm = fedavg(uneven)
     fit(algorithm, uneven, rounds=2, folder=tmp_path)
@@ -272,12 +287,28 @@ def test_memory_does_not_grow_with_rounds(engine):
         ({"checkpoint_every": -1}, "checkpoint_every must be"),
         ({"until": 0}, "until must be a whole number of at least 1; given 0"),
         ({"engine": "cluster"}, "engine must be one of"),
+        ({"workers": 0}, "workers must be a whole number of at least 1; given 0"),
+        ({"seed": "1"}, "seed must be a whole number of 64 bits; given '1'"),
+        ({"seed": 2**70}, "seed must be a whole number of 64 bits"),
         ({"cohort": Sample(count=9)}, "count is 9, but only 4 clients are enrolled"),
     ],
 )
 def test_settings_out_of_range_are_refused(uneven, settings, message):
     with pytest.raises(ValueError, match=message):
         fit(fedavg(uneven), uneven, **({"rounds": 1} | settings))
+
+
+def test_what_is_no_algorithm_federation_task_or_cohort_is_refused(uneven):
+    algorithm = fedavg(uneven)
+    for arguments, message in [
+        ((FedAvg, uneven), "given the class FedAvg instead of an Algorithm"),
+        ((algorithm, [1, 2]), "given a list instead of a Federation"),
+        ((replace(algorithm, task=nn.Linear(3, 2)), uneven), r"task is a bare Linear\. .* classification\(module"),
+    ]:
+        with pytest.raises(TypeError, match=message):
+            fit(*arguments, rounds=1)
+    with pytest.raises(TypeError, match=r"cohort is Full\(\) or Sample\(fraction=…\) .* given 0\.5"):
+        fit(algorithm, uneven, rounds=1, cohort=0.5)
 
 
 def test_a_configuration_is_described_in_jsons_types(uneven):

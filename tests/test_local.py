@@ -64,12 +64,12 @@ def torch_sgd(columns, solver, key, rate, velocity=None, extra=None):
     return {name: p.detach() for name, p in params.items()}, momentum, sum(losses) / len(losses)
 
 
-def in_a_loop(solver, key, rate, velocity=None, shift=None):
+def in_a_loop(solver, key, rate, velocity=None, shift=None, project=None):
     for i, n in enumerate(SIZES):
-        yield solver.minimise(loss, start(), Examples.of(client(n)), keys.fold(key, i), rate, velocity, shift)
+        yield solver.minimise(loss, start(), Examples.of(client(n)), keys.fold(key, i), rate, velocity, shift, project)
 
 
-def under_vmap(solver, key, rate, velocity=None, shift=None):
+def under_vmap(solver, key, rate, velocity=None, shift=None, project=None):
     longest = max(SIZES)
     columns = [client(n) for n in SIZES]
     # Padding is NaN: nothing of it may reach the result.
@@ -82,7 +82,7 @@ def under_vmap(solver, key, rate, velocity=None, shift=None):
     examples = Examples(padded, torch.tensor(SIZES), min(SIZES))
 
     def run(data, key):
-        end = solver.minimise(loss, start(), data, key, rate, velocity, shift)
+        end = solver.minimise(loss, start(), data, key, rate, velocity, shift, project)
         return end.params, end.velocity, end.loss
 
     results = torch.func.vmap(run)(examples, keys.fold(key, torch.arange(len(SIZES))))
@@ -205,6 +205,59 @@ def test_a_shift_may_hand_out_the_parameters_themselves():
     assert end.params["a"].tolist() == [-1.0]
 
 
+@pytest.mark.parametrize("how", [in_a_loop, under_vmap])
+def test_a_tolerance_ends_a_run_where_the_gradient_is_small(how):
+    # ½ mean (x w + b − y)² + ½ ‖θ‖² has its minimum where the normal equations hold.
+    key, shift = keys.key(3), lambda params: params
+    solver = SGD(lr=0.2, steps=300, batch=None, tolerance=1e-9)
+    loose = SGD(lr=0.2, steps=300, batch=None, tolerance=1e-1)
+    rate = solver.rate(0, 1)
+    ends = zip(how(solver, key, rate, shift=shift), how(loose, key, rate, shift=shift), strict=True)
+    for i, (tight, early) in enumerate(ends):
+        columns = client(SIZES[i])
+        X = torch.cat([columns["x"], torch.ones(SIZES[i], 1, dtype=torch.float64)], 1)
+        H, right = X.T @ X / SIZES[i] + torch.eye(4), X.T @ columns["y"] / SIZES[i]
+        theta, sizes = torch.cat([start()["w"], start()["b"][None]]), []
+        while (g := H @ theta - right).norm() > 0.1:
+            sizes.append(0.5 * (X @ theta - columns["y"]).square().mean())
+            theta = theta - 0.2 * g
+        sizes.append(0.5 * (X @ theta - columns["y"]).square().mean())
+        found = torch.cat([early.params["w"], early.params["b"][None]])
+        torch.testing.assert_close(found, theta, rtol=1e-12, atol=1e-12)  # the first that is near enough
+        assert float(early.loss) == pytest.approx(float(torch.stack(sizes).mean()), rel=1e-12)
+        found = torch.cat([tight.params["w"], tight.params["b"][None]])
+        torch.testing.assert_close(found, torch.linalg.solve(H, right), rtol=0, atol=2e-9)
+
+
+@pytest.mark.parametrize("how", [in_a_loop, under_vmap])
+def test_a_projection_comes_after_every_step(how):
+    solver, key = SGD(lr=0.3, steps=4, batch=None, momentum=0.5), keys.key(3)
+
+    def clip(params):
+        return params | {"w": params["w"].clamp(-0.4, 0.4)}
+
+    for i, end in enumerate(how(solver, key, solver.rate(0, 1), project=clip)):
+        (w, b), velocity, columns = start().values(), [0.0, 0.0], client(SIZES[i])
+        for _ in range(4):
+            gap = columns["x"] @ w + b - columns["y"]
+            g = [(gap[:, None] * columns["x"]).mean(0), gap.mean()]
+            velocity = [0.5 * d + s for d, s in zip(velocity, g, strict=True)]
+            w, b = (w - 0.3 * velocity[0]).clamp(-0.4, 0.4), b - 0.3 * velocity[1]
+        torch.testing.assert_close(end.params["w"], w)
+        torch.testing.assert_close(end.params["b"], b)
+
+
+def test_minibatches_are_those_of_the_run():
+    solver, data = SGD(steps=5, batch=4), Examples.of({"x": torch.arange(10.0)[:, None]})
+    draws = solver.draws(data, keys.key(1))
+    batches = list(solver.minibatches(data, keys.key(1)))
+    assert [int(batch.count) for batch in batches] == [4, 4, 2, 4, 4]
+    for batch, index, mask in zip(batches, draws.index, draws.mask, strict=True):
+        assert batch["x"][batch.mask][:, 0].tolist() == index[mask].tolist()
+    doubled = SGD(steps=2, batch=4, augment=lambda x, key: 2 * x).minibatches(data, keys.key(1))
+    assert torch.equal(next(doubled)["x"], 2 * batches[0]["x"])
+
+
 def test_gradients_that_autograd_aliases_are_not_added_to_twice():
     # For a + b autograd hands out one gradient tensor for both.
     solver = SGD(lr=1.0, steps=1, batch=None, weight_decay=0.5, clip=1e9)
@@ -309,6 +362,7 @@ def test_looped_and_batched_report_losses_of_one_dtype():
         ("weight_decay", -1.0, "weight_decay must be 0 or above; given -1.0"),
         ("clip", 0.0, "clip must be above 0, or None"),
         ("clip", float("nan"), "clip must be above 0"),
+        ("tolerance", -1.0, "tolerance must be 0 or above, or None; given -1.0"),
         ("schedule", "linear", "schedule must be 'constant' or 'cosine'; given 'linear'"),
         ("epochs", 2, "steps or epochs, one of them; given steps=3 and epochs=2"),
     ],

@@ -114,10 +114,22 @@ def test_a_regression_answers_by_values():
     assert torch.equal(answer.values, run.algorithm.predict_global(run.server, xs[0]))
 
 
-@pytest.mark.parametrize("client", ["nobody", 4, -1])
+@pytest.mark.parametrize("client", ["nobody", 4, -1, "4", True, 1.5])
 def test_an_unknown_client_is_refused_with_those_there_are(routed, client):
     with pytest.raises(ValueError, match=f"no client {client!r}; there are client-0, client-1, .* or 0 to 3"):
         routed.predict(QUERIES, client=client)
+
+
+@pytest.mark.parametrize("number", ["2", np.int64(2)])
+def test_a_number_may_be_text_or_numpys(routed, number):
+    assert routed.predict(QUERIES, number).answered_by == ["client-2"] * len(QUERIES)
+
+
+def test_no_queries_have_no_answers(routed, averaged):
+    for run in (routed, averaged):
+        answer = run.predict(QUERIES[:0])
+        assert (answer.labels, answer.answered_by, answer.values.shape) == ([], [], (0, len(run.facts.classes)))
+    assert routed.route(QUERIES[:0]).ranked() == []
 
 
 def test_queries_of_another_shape_are_refused(routed):
@@ -138,6 +150,15 @@ def test_a_run_comes_back_from_disk_as_it_was(routed, tmp_path):
         one, other = flatten(one), flatten(other)
         assert list(one) == list(other)
         assert all(torch.equal(one[name], other[name]) and one[name].dtype == other[name].dtype for name in one)
+
+
+def test_a_run_is_read_with_the_algorithm_that_made_it_alone(averaged, routed, uneven, tmp_path):
+    fit(averaged.algorithm, uneven, rounds=1, folder=tmp_path)
+    assert Run.read(tmp_path, averaged.algorithm).metrics
+    with pytest.raises(ValueError, match="was trained with FedAvg; given a FedSPM"):
+        Run.read(tmp_path, routed.algorithm)
+    with pytest.raises(ValueError, match="was trained with FedAvg; given the class FedAvg"):
+        Run.read(tmp_path, FedAvg)
 
 
 def test_facts_survive_json(uneven):

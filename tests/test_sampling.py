@@ -73,7 +73,8 @@ def test_full_takes_everybody():
         ({"fraction": 0.5, "count": 2}, "one of them; given fraction=0.5 and count=2"),
         ({"fraction": 0.0}, r"fraction must lie in \(0, 1\]; given 0.0"),
         ({"fraction": 1.1}, r"fraction must lie in \(0, 1\]; given 1.1"),
-        ({"count": 0}, "count must be at least 1; given 0"),
+        ({"count": 0}, "count must be a whole number of at least 1; given 0"),
+        ({"count": 2.5}, "count must be a whole number of at least 1; given 2.5"),
     ],
 )
 def test_impossible_cohorts_are_refused(settings, message):

@@ -173,6 +173,21 @@ def test_a_wrong_pairing_of_task_and_targets_is_refused(uneven):
         Network(nn.Linear(3, 2)).features()
 
 
+def test_modules_that_do_not_fit_are_refused(uneven):
+    with pytest.raises(
+        ValueError, match=r"Linear can't take the federation's examples, float32 of shape \(n, \*\(3,\)\)"
+    ):
+        classification(nn.Linear(4, 2), uneven)
+    with pytest.raises(ValueError, match="Linear can't take .* float32"):
+        classification(nn.Linear(3, 2).double(), uneven)
+    with pytest.raises(ValueError, match=r"to \(n, features\); it gave a tuple"):
+        classification(nn.Sequential(nn.Unflatten(1, (1, 3)), nn.GRU(3, 2)), uneven)
+    with pytest.raises(TypeError, match=r"made of a torch\.nn\.Module; given 'lenet'"):
+        classification("lenet", uneven)
+    with pytest.raises(TypeError, match=r"Whole takes a Network\(module, federation\.inputs\); given a Linear"):
+        Whole(nn.Linear(3, 2), CrossEntropy())
+
+
 def test_a_federated_regression_finds_the_least_squares_fit():
     # All clients follow one noiseless line, so the minimum is the line and its error is 0.
     generator = torch.Generator().manual_seed(0)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from archipel.clients.wire_format import decode, encode
 from archipel.trees import Tree
 
@@ -49,17 +51,27 @@ class Checkpoint:
 
     @classmethod
     def load(cls, folder: Path) -> Checkpoint | None:
-        """The latest checkpoint in a run's folder, or ``None``."""
+        """The latest checkpoint in a run's folder, or ``None``.
+
+        Raises:
+            ValueError: files that are missing or damaged, or a format of another version.
+        """
         place = folder / "checkpoint"
         if not place.exists():
             # A save was interrupted between its two renames: the old one is whole.
             place = folder / "checkpoint.old"
         if not (place / "checkpoint.json").exists():
             return None
-        about = json.loads((place / "checkpoint.json").read_text())
-        if about["format"] != FORMAT:
-            raise ValueError(f"{place} has format {about['format']}; this version of archipel reads {FORMAT}.")
-        clients = [
-            decode((place / "clients" / f"{number:06d}.safetensors").read_bytes()) for number in range(about["clients"])
-        ]
-        return cls(about["round"], decode((place / "server.safetensors").read_bytes()), clients, about["facts"])
+        try:
+            about = json.loads((place / "checkpoint.json").read_text())
+            if about["format"] == FORMAT:
+                numbers = range(about["clients"])
+                clients = [decode((place / "clients" / f"{i:06d}.safetensors").read_bytes()) for i in numbers]
+                server = decode((place / "server.safetensors").read_bytes())
+                return cls(about["round"], server, clients, about["facts"])
+        except (ValueError, KeyError, TypeError, FileNotFoundError, SafetensorError) as error:
+            raise ValueError(
+                f"The checkpoint {place} is damaged: {error}. Put its files back from a copy, or remove the folder to "
+                "start anew."
+            ) from error
+        raise ValueError(f"{place} has format {about['format']}; this version of archipel reads {FORMAT}.")

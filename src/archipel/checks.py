@@ -41,8 +41,17 @@ def one_of(owner: str, name: str, value: object, *allowed: object) -> None:
 
 def plain_steps(owner: str, local: SGD) -> None:
     """Raises ValueError for a local solver whose end doesn't give away its mean gradient, (θ − y)/(steps · η)."""
-    if local.momentum or local.lr == 0:
+    if local.momentum or local.lr == 0 or local.tolerance is not None:
         raise ValueError(
-            f"{owner} reads gradients off where local steps end, so it needs plain steps: momentum=0 and lr above 0; "
-            f"given momentum={local.momentum} and lr={local.lr}."
+            f"{owner} reads gradients off where local steps end, so it needs plain steps: momentum=0 and lr above 0, "
+            f"without a tolerance; given momentum={local.momentum}, lr={local.lr} and tolerance={local.tolerance}."
         )
+
+
+def kind_of(value: object) -> str:
+    """What was given, by its type: for arguments of the wrong one.
+
+    >>> kind_of([1]), kind_of(SGD)
+    ('a list', 'the class SGD')
+    """
+    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"

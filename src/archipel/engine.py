@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from archipel import keys
 from archipel.algorithm import Algorithm, Clients, DivergenceError, NoReplyError
 from archipel.checkpoint import Checkpoint
+from archipel.checks import kind_of
 from archipel.clients import Handle, Ledger
 from archipel.clients.allocator import keep_freed_memory
 from archipel.clients.carrier import Carrier, log
@@ -97,10 +98,14 @@ def fit(
 
     Raises:
         ValueError: a value out of range, or the folder holds a different run.
+        TypeError: an argument that isn't what it should be.
         DivergenceError: NaN or infinities everywhere; what was good is in the checkpoint.
         KeyboardInterrupt: after Ctrl-C, once the checkpoint is written.
     """
-    _check(rounds=rounds, evaluate_every=evaluate_every, checkpoint_every=checkpoint_every, until=until)
+    _check(
+        rounds=rounds, evaluate_every=evaluate_every, checkpoint_every=checkpoint_every, until=until, workers=workers
+    )
+    _check_parts(algorithm, federation, cohort, seed)
     torch.set_num_threads(1)
     keep_freed_memory()
     root = keys.key(seed)
@@ -196,7 +201,7 @@ def _round(
             return server, {}
         reason = str(error)
     except DivergenceError as error:
-        reason = str(error)
+        reason = f"After round {clients.round}: {error}"
     kept = ""
     if place is not None:
         _save(run, clients.carrier, place, identity)
@@ -293,3 +298,19 @@ def _check(**counts: int | None) -> None:
     for name, value in counts.items():
         if value is not None and (not isinstance(value, int) or value < 1):
             raise ValueError(f"fit's {name} must be a whole number of at least 1; given {value!r}.")
+
+
+def _check_parts(algorithm: object, federation: object, cohort: object, seed: object) -> None:
+    for what, value, kind in (("an Algorithm", algorithm, Algorithm), ("a Federation", federation, Federation)):
+        if not isinstance(value, kind):
+            raise TypeError(f"fit takes an algorithm and a federation; given {kind_of(value)} instead of {what}.")
+    if isinstance(task := getattr(algorithm, "task", None), nn.Module):
+        raise TypeError(
+            f"{type(algorithm).__name__}'s task is a bare {type(task).__name__}. Make a task of it: "
+            "classification(module, federation), regression(module, federation), or "
+            "Whole(Network(module, federation.inputs), CrossEntropy())."
+        )
+    if cohort is not None and not hasattr(cohort, "draw"):
+        raise TypeError(f"fit's cohort is Full() or Sample(fraction=…) or Sample(count=…); given {cohort!r}.")
+    if isinstance(seed, bool) or not isinstance(seed, int) or not -(2**63) <= seed < 2**63:
+        raise ValueError(f"fit's seed must be a whole number of 64 bits; given {seed!r}.")

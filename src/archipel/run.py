@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from archipel.algorithm import Algorithm, Predicts, PredictsGlobally, Routes
 from archipel.checkpoint import Checkpoint
+from archipel.checks import kind_of
 from archipel.data.arrays import Values
 from archipel.data.federation import Federation
 from archipel.data.inputs import Inputs
@@ -154,7 +157,7 @@ class Run:
         if isinstance(self.algorithm, Routes):
             routed = self.route(x).clients
             answers: Tensor | None = None
-            for index in routed.unique().tolist():
+            for index in routed.unique().tolist() or [0]:  # no queries: anybody gives no answers
                 mine = routed == index
                 found = self._ask(index, queries[mine])
                 answers = found.new_zeros(n, found.shape[-1]) if answers is None else answers
@@ -175,8 +178,10 @@ class Run:
         names = self.facts.names
         if isinstance(client, str) and client in names:
             return names.index(client)
-        if isinstance(client, int) and 0 <= client < len(names):
-            return client
+        with suppress(ValueError, TypeError):  # what is no number
+            index = int(client) if isinstance(client, str) else operator.index(client)
+            if not isinstance(client, bool) and 0 <= index < len(names):
+                return index
         raise ValueError(f"There is no client {client!r}; there are {', '.join(names[:20])}, or 0 to {len(names) - 1}.")
 
     def _ask(self, client: int, queries: Tensor) -> Tensor:
@@ -206,6 +211,7 @@ class Run:
 
         Raises:
             FileNotFoundError: there is no checkpoint.
+            ValueError: it was trained with another algorithm.
         """
         checkpoint = Checkpoint.load(Path(folder))
         if checkpoint is None:
@@ -213,6 +219,11 @@ class Run:
                 f"There is no run in {folder}: it has no checkpoint. Train one with `archipel run`."
             )
         facts = checkpoint.facts
+        trained = facts["identity"].get("algorithm", {}).get("type", type(algorithm).__name__)
+        if not isinstance(algorithm, Algorithm) or type(algorithm).__name__ != trained:
+            raise ValueError(
+                f"{folder} was trained with {trained}; given {kind_of(algorithm)}. Give the object it was trained with."
+            )
         return cls(
             algorithm,
             checkpoint.server,

@@ -60,8 +60,8 @@ class Sample:
             )
         if self.fraction is not None and not 0 < self.fraction <= 1:
             raise ValueError(f"Sample's fraction must lie in (0, 1]; given {self.fraction}.")
-        if self.count is not None and self.count < 1:
-            raise ValueError(f"Sample's count must be at least 1; given {self.count}.")
+        if self.count is not None and (not isinstance(self.count, int) or self.count < 1):
+            raise ValueError(f"Sample's count must be a whole number of at least 1; given {self.count!r}.")
 
     def draw(self, sizes: Tensor, key: Tensor) -> Tensor:
         m = len(sizes)

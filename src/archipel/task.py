@@ -34,6 +34,7 @@ class Network:
 
     Raises:
         ValueError: a submodule owns parameters and has no ``reset_parameters``, with ``initial="keyed"``.
+        TypeError: the module is none.
 
     >>> network = Network(nn.Linear(4, 2))
     >>> params, buffers = network.init(keys.key(0))
@@ -46,6 +47,8 @@ class Network:
     initial: Initial = "keyed"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.module, nn.Module):
+            raise TypeError(f"A Network is made of a torch.nn.Module; given {self.module!r:.80}.")
         if self.initial not in ("keyed", "given"):
             raise ValueError(f"Network's initial must be 'keyed' or 'given'; given {self.initial!r}.")
         if self.initial == "keyed":
@@ -73,19 +76,25 @@ class Network:
         """The width of the output, found by a dry run.
 
         Raises:
-            ValueError: the network doesn't know its inputs, or its output isn't ``(n, features)``.
+            ValueError: the network doesn't know its inputs, can't take them, or its output isn't ``(n, features)``.
         """
         if self.inputs is None:
             raise ValueError("The network doesn't know the shape of its inputs: make it as Network(module, inputs).")
         shape = self.inputs.shape
         was = self.module.training
-        with torch.no_grad():
-            out = torch.func.functional_call(self.module.eval(), {}, (torch.zeros(1, *shape),))
-        self.module.train(was)
-        if out.dim() != 2:
+        try:
+            with torch.no_grad():
+                out = torch.func.functional_call(self.module.eval(), {}, (torch.zeros(1, *shape),))
+        except RuntimeError as error:
             raise ValueError(
-                f"The encoder must map (n, *{shape}) to (n, features); it gave {tuple(out.shape)} for n = 1."
-            )
+                f"{type(self.module).__name__} can't take the federation's examples, float32 of shape (n, *{shape}): "
+                f"{error}"
+            ) from error
+        finally:
+            self.module.train(was)
+        if not isinstance(out, Tensor) or out.dim() != 2:
+            found = tuple(out.shape) if isinstance(out, Tensor) else f"a {type(out).__name__}"
+            raise ValueError(f"The encoder must map (n, *{shape}) to (n, features); it gave {found} for n = 1.")
         return int(out.shape[1])
 
     def __call__(self, params: Tree, buffers: Tree, x: Tensor, train: bool = False) -> tuple[Tensor, Tree]:
@@ -97,7 +106,16 @@ class Network:
             x = x.contiguous(memory_format=torch.channels_last)
         if self.module.training is not train:
             self.module.train(train)
-        out = torch.func.functional_call(self.module, (_unnest(params), named), (x,))
+        try:
+            out = torch.func.functional_call(self.module, (_unnest(params), named), (x,))
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            raise ValueError(
+                "BatchNorm can't normalise a minibatch of one example, and a client has one, left over at the end of a "
+                "pass or all it holds. Change the solver's batch (None: all data in every step), leave out clients of "
+                "one example, or take GroupNorm."
+            ) from error
         return out, _nest(named) if train else buffers
 
 
@@ -270,6 +288,10 @@ class Whole:
     module: Network
     criterion: Criterion
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.module, Network):
+            raise TypeError(f"Whole takes a Network(module, federation.inputs); given a {type(self.module).__name__}.")
+
     def init(self, key: Tensor) -> Tree:
         params, buffers = self.module.init(keys.fold(key, "encoder"))
         return {"module": params} | ({"buffers": buffers} if buffers else {})
@@ -310,7 +332,10 @@ def classification(encoder: nn.Module, federation: Described, *, initial: Initia
         ValueError: the federation's targets are not classes, or the encoder's output isn't ``(n, features)``.
     """
     if federation.classes is None:
-        raise ValueError("The federation's targets are no classes: use archipel.regression for it.")
+        raise ValueError(
+            "The federation's targets are numbers, no classes: use archipel.regression for it. If they are classes, give "
+            "them to Federation.from_arrays as whole numbers or text, or name them by classes=[…]."
+        )
     network = Network(encoder, federation.inputs, initial)
     return Supervised(network, network.features(), federation.outputs, CrossEntropy())
 

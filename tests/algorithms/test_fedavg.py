@@ -5,29 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from quadratics import ENGINES, scalars, vectors
 from scipy.optimize import minimize
 from torch import nn
 
 from archipel import SGD, FedAvg, Federation, Sample, classification, fit, keys
-from archipel.clients import Batched, Loop, Wire
+from archipel.clients import Loop, Wire
 from archipel.data.federation import Client
 from archipel.quadratic import Quadratic, quadratic_federation
 from archipel.trees import flatten, leaves
-
-ENGINES = {"loop": Loop, "batched": Batched}
-
-
-def scalars(A, a, sizes=None):
-    return quadratic_federation(torch.tensor(A)[:, None, None], torch.tensor(a)[:, None], sizes)
-
-
-def vectors(m=4, d=3, seed=0):
-    """Symmetric matrices with eigenvalues above 1/2 that don't commute, and minima."""
-    generator = torch.Generator().manual_seed(seed)
-    roots = torch.randn(m, d, d, generator=generator, dtype=torch.float64)
-    A = roots @ roots.mT / d + 0.5 * torch.eye(d, dtype=torch.float64)
-    assert (A[0] @ A[1] - A[1] @ A[0]).abs().max() > 0.1
-    return A, torch.randn(m, d, generator=generator, dtype=torch.float64)
 
 
 def limit(A, a, weights, lr, steps):

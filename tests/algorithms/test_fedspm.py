@@ -6,8 +6,21 @@ import numpy as np
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
+from torch import nn
 
-from archipel import SGD, Federation, FedSPM, Network, Sample, classification, fit, keys, regression
+from archipel import (
+    SGD,
+    CrossEntropy,
+    Federation,
+    FedSPM,
+    Network,
+    Sample,
+    Whole,
+    classification,
+    fit,
+    keys,
+    regression,
+)
 from archipel.clients import Handle, Ledger, Loop
 from archipel.examples import ClientData, Examples
 from archipel.trees import PerClient, PerExample
@@ -443,3 +456,11 @@ def test_it_learns_what_an_average_cannot():
 def test_settings_out_of_range_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         semiparametric(gaussian_islands(), **options)
+
+
+def test_parts_of_another_kind_are_refused(uneven):
+    task, router = classification(nn.Linear(3, 4), uneven), Network(nn.Linear(3, 4), uneven.inputs)
+    with pytest.raises(TypeError, match=r"task is an encoder and a head, by classification.*; given a Whole"):
+        FedSPM(Whole(router, CrossEntropy()), router)
+    with pytest.raises(TypeError, match=r"router is a Network\(module, federation\.inputs\); given a Linear"):
+        FedSPM(task, nn.Linear(3, 4))

@@ -167,7 +167,13 @@ def test_clients_in_another_order_are_the_same_clients(row, uneven):
 
     def reordered(server):
         named = flatten(server)
-        return unflatten(named | {path: named[path][ORDER] for path in row.per_client})
+        i, j = (torch.tensor(ORDER)[index] for index in torch.triu_indices(4, 4, 1))
+        table = torch.zeros(4, 4, dtype=torch.int64)
+        table[tuple(torch.triu_indices(4, 4, 1))] = torch.arange(6)
+        place, sign = table[torch.minimum(i, j), torch.maximum(i, j)], torch.where(i < j, 1.0, -1.0)
+        pairs = {path: torch.einsum("p...,p->p...", named[path][place], sign) for path in row.per_pair}
+        edges = {path: named[path].flip(0) for path in row.per_edge}
+        return unflatten(named | {path: named[path][ORDER] for path in row.per_client} | pairs | edges)
 
     loop = Loop(algorithm, uneven)
     start = algorithm.init_server(Handle(loop, torch.arange(4), uneven.sizes, 0, ROUNDS, Ledger()), keys.key(1))

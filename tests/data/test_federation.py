@@ -145,6 +145,9 @@ def good(n=6):
     ("arrays", "options", "message"),
     [
         ([], {}, "arrays is empty"),
+        ([np.zeros((6, 2))], {}, r"client 'client-0': give a pair \(X, y\); given is a ndarray of length 6"),
+        ([(*good(), good()[1])], {}, r"client 'client-0': give a pair \(X, y\); given is a tuple of length 3"),
+        ({"a": good()}, {}, "given is a str of length 1"),
         ([good(), (np.zeros((0, 2)), [])], {}, "client 'client-1' has no examples"),
         (
             [good(), (np.zeros((6, 3)), [0, 1] * 3)],

@@ -58,6 +58,7 @@ class FedSPM(Algorithm):
 
     Raises:
         ValueError: C below 1, or a setting out of its range.
+        TypeError: a task without encoder and head, or a router that is no network.
 
     >>> from archipel import Federation, classification, fit
     >>> x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
@@ -82,6 +83,15 @@ class FedSPM(Algorithm):
 
     def __post_init__(self) -> None:
         batchnorm.check(self.batch_norm)
+        if not isinstance(self.task, Supervised):
+            raise TypeError(
+                f"FedSPM's task is an encoder and a head, by classification(encoder, federation) or regression(…); "
+                f"given a {type(self.task).__name__}."
+            )
+        if not isinstance(self.router, Network):
+            raise TypeError(
+                f"FedSPM's router is a Network(module, federation.inputs); given a {type(self.router).__name__}."
+            )
         if not isinstance(self.components, int) or self.components < 1:
             raise ValueError(
                 f"FedSPM needs at least one component a client; given components={self.components}. The paper uses 3, "

@@ -99,8 +99,8 @@ class FPFC(Algorithm):
         _say_memory(m, nbytes(trained(model)))
         rows = tree_map(lambda t: t.expand(m, *t.shape).clone(), trained(model))
         pairs = tree_map(lambda t: t.new_zeros(m * (m - 1) // 2, *t.shape), trained(model))
-        # The buffers, where the model has some, are what the clients' own start from.
-        return {"start": model.get("buffers", {}), "models": rows, "pairs": pairs}
+        # Buffers, where the model has some, are never looked at again: the clients' own start from them.
+        return {"models": rows, "pairs": pairs} | {name: t for name, t in model.items() if name == "buffers"}
 
     def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
         delta, m = server["pairs"], clients.population
@@ -153,8 +153,8 @@ class FPFC(Algorithm):
 
     def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
         server = message["server"]
-        model = row(server["models"], 0)  # all start from one
-        return {"model": model | ({"buffers": server["start"]} if server["start"] else {})}
+        buffers = {name: t for name, t in server.items() if name == "buffers"}
+        return {"model": row(server["models"], 0) | buffers}  # all start from one
 
     def train(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
         """Local steps on f_i + ρ/2 ‖· − ζ_i‖² from the client's own model, whose buffers stay with it."""

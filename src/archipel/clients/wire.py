@@ -52,16 +52,27 @@ class Wire:
     Args:
         algorithm: whose steps are run; it must be picklable.
         federation: whose clients.
+
+    Raises:
+        ValueError: an algorithm that can't be pickled.
     """
 
     def __init__(self, algorithm: Algorithm, federation: Federation) -> None:
         self.algorithm = algorithm
+        try:
+            pickled = pickle.dumps(algorithm)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ValueError(
+                f"The wire sends the algorithm to another process, and this {type(algorithm).__name__} can't be "
+                f"pickled: {error}. Define its modules, losses and functions at the top of a file instead of inside "
+                "others or as a lambda, or take engine='loop'."
+            ) from error
         context = multiprocessing.get_context("spawn")
         self._connection, there = context.Pipe()
         self._process = context.Process(target=_serve, args=(there,), daemon=True)
         self._process.start()
         there.close()
-        self._send(pickle.dumps(algorithm))
+        self._send(pickled)
         for client in range(len(federation.clients)):
             data = client_data(federation, client, training=False)
             parts = {name: getattr(data, name) for name in ("train", "validation", "test")}

@@ -3,7 +3,7 @@
 import difflib
 import hashlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -132,6 +132,9 @@ class Federation:
             raise ValueError(f"names has {len(names)} entries for {len(arrays)} clients; give one each.")
         if not names:
             raise ValueError("arrays is empty; give one pair (X, y) a client.")
+        for pair, who in zip(arrays, names, strict=True):
+            if not isinstance(pair, tuple | list) or len(pair) != 2:
+                raise ValueError(f"client {who!r}: give a pair (X, y); given is a {type(pair).__name__}{_long(pair)}.")
         xs = _read_examples([pair[0] for pair in arrays], names, kind)
         ys, known = read_labels([pair[1] for pair in arrays], names, classes)
         for x, y, who in zip(xs, ys, names, strict=True):
@@ -288,6 +291,10 @@ def _rows(name: str, entry: Any, kept: list[int], m: int) -> Any:
             'truth["shared"].'
         )
     return entry[kept] if isinstance(entry, Tensor) else type(entry)(entry[i] for i in kept)
+
+
+def _long(value: object) -> str:
+    return f" of length {len(value)}" if isinstance(value, Sized) else ""
 
 
 def _some(names: tuple[str, ...], shown: int = 10) -> str:

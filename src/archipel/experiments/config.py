@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from archipel.algorithm import Algorithm
-from archipel.experiments.methods import FedAvgSection, FedSPMSection
+from archipel.experiments.methods import AnyMethod
 from archipel.experiments.sections import Arrays, CohortSection, Dual, EncoderSection, Natural, Positive, Section
 from archipel.task import Described, classification, regression
 
@@ -31,7 +31,7 @@ class RunConfig(Section):
     data: Annotated[Dual | Natural | Arrays, Field(discriminator="source")]
     cohort: CohortSection = Field(default_factory=CohortSection)
     encoder: EncoderSection = Field(default_factory=EncoderSection)
-    algorithm: Annotated[FedAvgSection | FedSPMSection, Field(discriminator="name")]
+    algorithm: AnyMethod
 
     @field_validator("name")
     @classmethod

@@ -32,7 +32,7 @@ def load(folder: str | Path, algorithm: Algorithm | None = None) -> Run:
 
     Raises:
         FileNotFoundError: there is no checkpoint, or no configuration and no algorithm was given.
-        ValueError: the configuration can't be read.
+        ValueError: the configuration can't be read, or another algorithm or network is given.
     """
     place = Path(folder)
     if algorithm is None:

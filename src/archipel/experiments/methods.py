@@ -1,13 +1,16 @@
-"""Methods as configurations describe them, one section each."""
+"""Methods as configurations describe them: a section for each algorithm, made from its fields."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias, Union, get_type_hints
 
-from pydantic import Field, model_validator
+from pydantic import Field, create_model, model_validator
 
-from archipel.algorithms import FedAvg, FedSPM
-from archipel.batchnorm import BatchNorm
+from archipel import algorithms
+from archipel.algorithm import Algorithm
+from archipel.algorithms import Ditto, FedAvg, FedDyn, FedProx
 from archipel.experiments.sections import Positive, RouterSection, Section
 from archipel.local import SGD
 from archipel.task import Described, Network, Supervised
@@ -26,6 +29,7 @@ class Local(Section):
     schedule: Literal["constant", "cosine"] = "cosine"
     clip: float | None = None
     keep_momentum: bool = False
+    tolerance: float | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -43,44 +47,112 @@ class Local(Section):
 
 
 class RoutingSolver(Local):
-    """The same for the density-ratio block."""
+    """The same for FedSPM's density-ratio block."""
 
     steps: int | None = 15
     momentum: float = 0.95
 
 
-class FedAvgSection(Section):
-    """Federated averaging: :class:`archipel.FedAvg`."""
+class PlainSolver(Local):
+    """The same for methods that read gradients off where local steps end."""
 
-    name: Literal["fedavg"]
-    local: Local = Field(default_factory=Local)
-    weights: Literal["examples", "uniform"] = "examples"
-    batch_norm: BatchNorm = "share"
-
-    def build(self, task: Supervised, facts: Described) -> FedAvg:
-        return FedAvg(task, self.local.build(), self.weights, self.batch_norm)
+    momentum: float = 0.0
 
 
-class FedSPMSection(Section):
-    """Semiparametric mixture with routing: :class:`archipel.FedSPM`."""
+class OneStep(PlainSolver):
+    """The same for L2SGD, whose coin decides how many steps there are."""
 
-    name: Literal["fedspm"]
-    components: Positive = 2
-    router: RouterSection = Field(default_factory=lambda: RouterSection.model_validate({}))
-    local: Local = Field(default_factory=Local)
-    routing: RoutingSolver = Field(default_factory=RoutingSolver)
-    encoders: Literal["shared", "own"] = "shared"
-    expectation: Literal["exact", "incremental"] = "exact"
-    batch_norm: BatchNorm = "share"
+    steps: int | None = 1
 
-    def build(self, task: Supervised, facts: Described) -> FedSPM:
-        return FedSPM(
-            task,
-            Network(self.router.build(facts), facts.inputs),
-            self.components,
-            self.local.build(),
-            self.routing.build(),
-            self.encoders,
-            self.expectation,
-            self.batch_norm,
-        )
+
+class MethodSection(Section):
+    """What all methods' sections have: they are made of the algorithm's fields, and build it.
+
+    A field that is a solver is a section :class:`Local`, one that is a network a section of its own; the task comes
+    from the run's encoder and data.
+    """
+
+    name: str
+
+    def build(self, task: Supervised, facts: Described) -> Algorithm:
+        values: dict[str, Any] = {"task": task}
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            if isinstance(value, Local):
+                values[name] = value.build()
+            elif isinstance(value, RouterSection):
+                values[name] = Network(value.build(facts), facts.inputs)
+            elif isinstance(value, MethodSection):
+                values[name] = value.build(task, facts)
+            elif name != "name":
+                values[name] = tuple(value) if isinstance(value, list) else value
+        kind = KINDS[self.name]
+        known = {field.name for field in dataclasses.fields(kind)}
+        built: Algorithm = kind(**{name: value for name, value in values.items() if name in known})
+        return built
+
+
+KINDS: dict[str, type[Any]] = {
+    name.lower(): kind
+    for name in algorithms.__all__
+    if isinstance(kind := getattr(algorithms, name), type) and issubclass(kind, Algorithm)
+}
+"""Every algorithm by the name that configurations give it: its class's, in lower case."""
+
+SOLVERS: dict[tuple[str, str], type[Local]] = {
+    ("fedspm", "routing"): RoutingSolver,
+    ("feddyn", "local"): PlainSolver,
+    ("l2sgd", "local"): OneStep,
+    ("proxskip", "local"): PlainSolver,
+    ("scaffold", "local"): PlainSolver,
+}
+OTHERWISE: dict[tuple[str, str], tuple[Any, Any]] = {("fedspm", "components"): (Positive, 2)}
+"""Fields whose type or default differs here from the algorithm's."""
+
+
+def section_of(name: str) -> type[MethodSection]:
+    """The section of a method."""
+    kind = KINDS[name]
+    hints = get_type_hints(kind)
+    fields: dict[str, Any] = {"name": (Literal[name], ...)}
+    for field in dataclasses.fields(kind):
+        hint = hints[field.name]
+        if field.name == "task":
+            continue
+        if hint is SGD:
+            solver = SOLVERS.get((name, field.name), Local)
+            fields[field.name] = (solver, Field(default_factory=solver))
+        elif hint is Network:
+            fields[field.name] = (RouterSection, Field(default_factory=lambda: RouterSection.model_validate({})))
+        elif (kind, field.name) == (Ditto, "inner"):
+            fields[field.name] = (Inner, Field(default_factory=lambda: SECTIONS["fedavg"](name="fedavg")))
+        else:
+            default = ... if field.default is dataclasses.MISSING else field.default
+            default = list(default) if isinstance(default, tuple) else default
+            fields[field.name] = OTHERWISE.get((name, field.name), (_in_yaml(hint), default))
+    about = (kind.__doc__ or "").split("\n", 1)[0]
+    return create_model(f"{kind.__name__}Section", __base__=MethodSection, __doc__=about, **fields)
+
+
+def _in_yaml(hint: Any) -> Any:
+    """The type as YAML has it: lists for tuples and sequences."""
+    text = str(hint)
+    if "Sequence" in text or "tuple" in text:
+        inner = list[list[int]] if text.count("Sequence") > 1 else list[str] if "str" in text else list[int]
+        return inner | None if "None" in text else inner
+    return hint
+
+
+SECTIONS: dict[str, type[MethodSection]] = {}
+for _kind in (FedAvg, FedProx, FedDyn):
+    SECTIONS[_kind.__name__.lower()] = section_of(_kind.__name__.lower())
+
+if TYPE_CHECKING:
+    Inner: TypeAlias = MethodSection
+    AnyMethod: TypeAlias = MethodSection
+else:
+    Inner = Annotated[Union[tuple(SECTIONS.values())], Field(discriminator="name")]  # noqa: UP007 (made at run time)
+    SECTIONS |= {name: section_of(name) for name in KINDS if name not in SECTIONS}
+    AnyMethod = Annotated[Union[tuple(SECTIONS.values())], Field(discriminator="name")]  # noqa: UP007
+
+FORMS: Sequence[type[MethodSection]] = tuple(SECTIONS.values())

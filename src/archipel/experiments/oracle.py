@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from archipel.data import Client, Federation, oracle_view
 from archipel.experiments.config import RunConfig
-from archipel.experiments.methods import FedAvgSection, Local
+from archipel.experiments.methods import SECTIONS, Local
 from archipel.experiments.sections import Dual
 
 
@@ -41,8 +41,8 @@ def oracle_of(config: RunConfig, share: float = 1.0, lr: float | None = None) ->
     """
     if not isinstance(config.data, Dual):
         raise ValueError(f"an oracle needs the truth about the data, which {config.data.source!r} doesn't hold.")
-    given = config.algorithm.local
-    if given.steps is None:
+    given: Local | None = getattr(config.algorithm, "local", None)
+    if given is None or given.steps is None:
         raise ValueError("an oracle's budget is counted in steps: give algorithm.local.steps instead of epochs.")
     steps = max(1, round(share * config.data.clients * given.steps))
     local = Local.model_validate(given.model_dump() | {"steps": steps, "lr": given.lr if lr is None else lr})
@@ -50,6 +50,6 @@ def oracle_of(config: RunConfig, share: float = 1.0, lr: float | None = None) ->
         update={
             "name": f"{config.name}-oracle",
             "data": config.data.model_copy(update={"view": "oracle"}),
-            "algorithm": FedAvgSection(name="fedavg", local=local),
+            "algorithm": SECTIONS["fedavg"].model_validate({"name": "fedavg", "local": local}),
         }
     )

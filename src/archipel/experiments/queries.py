@@ -85,7 +85,9 @@ def _read(file: Path, inputs: Inputs) -> np.ndarray:
                 raise ValueError(f"it has no array x, but {', '.join(loaded) or 'nothing'}")
             return np.asarray(loaded["x"])
     except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{file} can't be read: {error}.") from error
+        # NumPy takes what it doesn't know for pickled objects, and advises to trust them.
+        why = "it holds no plain array of numbers" if "pickle" in str(error) else str(error).rstrip(".")
+        raise ValueError(f"{file} can't be read: {why}.") from error
 
 
 def _read_image(file: Path) -> np.ndarray:

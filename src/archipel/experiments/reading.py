@@ -13,14 +13,14 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from archipel.experiments.config import RunConfig
-from archipel.experiments.methods import FedAvgSection, FedSPMSection
+from archipel.experiments.methods import SECTIONS
 from archipel.experiments.presets import PRESETS
 from archipel.experiments.sections import Arrays, Dual, Natural
 
 # Sections that come in several forms: which key tells the forms apart, and the forms.
 FORMS: dict[str, tuple[str, tuple[type[BaseModel], ...]]] = {
     "data": ("source", (Dual, Natural, Arrays)),
-    "algorithm": ("name", (FedAvgSection, FedSPMSection)),
+    "algorithm": ("name", tuple(SECTIONS.values())),
 }
 
 

@@ -11,11 +11,11 @@ from rich.console import Group
 from rich.table import Table
 
 from archipel.algorithm import Routes
-from archipel.algorithms import FedAvg, FedSPM
 from archipel.data import Federation
 from archipel.data.sources import sources
 from archipel.experiments.building import federation_from
 from archipel.experiments.config import RunConfig
+from archipel.experiments.methods import KINDS
 from archipel.experiments.presets import PRESETS
 from archipel.models.registry import ENCODERS
 from archipel.run import Run
@@ -48,7 +48,7 @@ def draw(config: RunConfig, run: Run, folder: Path, federation: Federation | Non
 
 def catalogue() -> Group:
     """All that a configuration can name, with a line each."""
-    algorithms = {kind.__name__.lower(): _first_line(kind) for kind in (FedAvg, FedSPM)}
+    algorithms = {name: _first_line(kind) for name, kind in KINDS.items()}
     data = sources() | {"arrays": "Your own: a folder with one .npz a client that holds x and y."}
     encoders = {name: _about(make) for name, make in ENCODERS.items()}
     presets = {name: preset.about for name, preset in PRESETS.items()}
