@@ -358,7 +358,7 @@ def test_training_sees_no_held_out_data_and_evaluation_does(door, kind):
 
 def test_the_wire_refuses_what_cant_be_sent(uneven):
     augment = SGD(steps=1, augment=lambda x, key: x)
-    with pytest.raises(ValueError, match="this FedAvg can't be pickled: .*lambda.* or take engine='loop'"):
+    with pytest.raises(ValueError, match=r"this FedAvg can't be pickled: .*lambda.* or take engine='loop'"):
         Wire(FedAvg(classification(nn.Linear(3, 4), uneven), augment), uneven)
 
 

@@ -5,8 +5,9 @@ import pytest
 import torch
 import yaml
 
-from archipel import FedAvg, FedSPM, Full, Sample, fit
+from archipel import FedAvg, Federation, FedSPM, Full, Sample, fit
 from archipel.experiments import PRESETS, build, oracle_of, read_config, to_yaml
+from archipel.experiments.building import federation_from
 from archipel.experiments.methods import KINDS
 from archipel.experiments.oracle import pool
 from archipel.experiments.reading import validate
@@ -78,6 +79,29 @@ def test_switching_to_arrays_drops_the_partition(tmp_path) -> None:
         ("data.source=digit", ["data.source: is 'digit'", "'digits'"]),
         ("data.alpha_inter=0", ["data.alpha_inter: should be greater than 0; given 0"]),
         ("data.clients=2.5", ["data.clients: should be a valid integer; given 2.5"]),
+        ("data.partition=iid", ["data.partition: is a section", "given 'iid'"]),
+        ("data.partition={classes: 2}", ["data.partition.name: is missing"]),
+        ("data.partition={name: patological, classes: 2}", ["data.partition: there is no", "'pathological'"]),
+        ("data.partition={name: pathological, clases: 2}", ["data.partition:", "'clases'", "'classes'"]),
+        ("data.partition={name: quantity}", ["data.partition: partition quantity needs the option 'exponent'"]),
+        ("data.partition={name: natural}", ["data: digits has no clients of its own"]),
+        ("data.partition={name: pachinko}", ["data: pachinko needs superclasses", "cifar100"]),
+        ("data={source: digits, partition: {name: iid}, alpha_inter: 2.0}", ["data: alpha_inter is 2.0", "iid"]),
+        (
+            "data={source: digits, partition: {name: iid}, components: 3}",
+            ["data: components is 3", "names a component"],
+        ),
+        ("data={source: digits, partition: {name: iid}, view: oracle}", ["data: an oracle is for dual"]),
+        ("data={source: diabetes, partition: {name: shards, per_client: 2}}", ["data: diabetes is a regression"]),
+        ("data={source: iris, partition: {name: iid}, size: 8}", ["data: size is 8", "no pixels"]),
+        ("data.source=iris", ["data: iris is a table", "data.partition"]),
+        ("data.shifts=[{name: rotate, degrees: 45}]", ["data.shifts.0: there is no shift 'rotate'", "'rotated'"]),
+        ("data.shifts=[{name: rotated, degres: 45}]", ["data.shifts.0:", "'degres'", "'degrees'"]),
+        ("data.shifts=[{name: rotated, degrees: far}]", ["data.shifts.0: shift rotated can't be made", "'far'"]),
+        ("data.shifts=[{name: inverted, channels: gren}]", ["data.shifts.0: channels is 'gren'", "all, green"]),
+        ("data.shifts=[{name: inverted, clients: [0.5]}]", ["data.shifts.0.clients.0: should be a valid integer"]),
+        ("data.shifts=[{name: inverted, clients: [8]}]", ["data: shift inverted names client 8", "0 to 7"]),
+        ("data.shifts=[{name: inverted, component: 2}]", ["data: shift inverted names component 2", "0 to 1"]),
         ("rounds=0", ["rounds: should be greater than or equal to 1; given 0"]),
         ("rounds=many", ["rounds: should be a valid integer; given 'many'"]),
         ("algorithm.components=0", ["algorithm.components: should be greater than or equal to 1; given 0"]),
@@ -169,6 +193,62 @@ def test_the_seed_divides_the_data_unless_they_have_their_own() -> None:
     assert fingerprint("seed=1", "data.seed=5") == fingerprint("seed=2", "data.seed=5")
 
 
+def divided(*settings: str, preset: str = "digits-fedavg") -> Federation:
+    return federation_from(read_config(preset, settings))
+
+
+@pytest.mark.parametrize("preset", ["digits-pathological-ditto", "digits-fedavg"])
+def test_a_partition_gives_every_client_two_classes(preset: str) -> None:
+    federation = divided("data.partition={name: pathological, classes: 2}", "data.clients=5", preset=preset)
+    labels = [torch.cat([split["y"] for split in client.splits.values()]) for client in federation.clients]
+    assert [len(found.unique()) for found in labels] == [2] * 5
+    assert sum(map(len, labels)) == 1797
+    assert federation.inputs.shape == (1, 16, 16)
+
+
+def test_shifts_happen_where_they_are_said_to() -> None:
+    plain = divided("data.partition={name: quantity, exponent: 1.0}")
+    shifts = (
+        "{name: rotated, degrees: 90, clients: [0]}",
+        "{name: permute-labels, permutation: [1, 2, 3, 4, 5, 6, 7, 8, 9, 0], clients: [0, 1]}",
+    )
+    shifted = divided("data.partition={name: quantity, exponent: 1.0}", f"data.shifts=[{', '.join(shifts)}]")
+    permuted = {"shift": "permute-labels", "permutation": (1, 2, 3, 4, 5, 6, 7, 8, 9, 0)}
+    assert shifted.truth["shifts"] == [[{"shift": "rotated", "degrees": 90}, permuted], [permuted]] + [[]] * 6
+    for i, (before, after) in enumerate(zip(plain.clients, shifted.clients, strict=True)):
+        x, y = before.train["x"], before.train["y"]
+        assert torch.equal(after.train["x"], torch.rot90(x, 1, (2, 3)) if i == 0 else x)
+        assert torch.equal(after.train["y"], (y + 1) % 10 if i < 2 else y)
+        assert torch.equal(after.truth["train"]["label"], y)
+
+
+@pytest.mark.parametrize("partition", ["null", "{name: iid}"])
+def test_shifts_of_a_component(partition: str) -> None:
+    settings = (f"data.partition={partition}", "data.components=3", "data.clients=2")
+    federation = divided(*settings, "data.shifts=[{name: inverted, component: 2}]")
+    assert federation.truth["weights"].shape == (2, 3)
+    assert federation.truth["shifts"] == [[{"component": 2, "shift": "inverted", "channels": "all"}]] * 2
+
+
+def test_a_files_defaults_of_dual_heterogeneity_are_no_objection_to_a_partition(tmp_path) -> None:
+    file = tmp_path / "dual.yaml"
+    file.write_text(to_yaml(read_config("digits-fedavg")))
+    assert read_config(str(file), ["data.partition={name: iid}"]).data.partition.name == "iid"
+
+
+def test_options_of_a_partition_that_cannot_be_used() -> None:
+    with pytest.raises(ValueError, match="partition pathological can't be made with the options"):
+        divided("data.partition={name: pathological, classes: two}")
+
+
+@pytest.mark.parametrize(("source", "size"), [("breast-cancer", 569), ("wine", 178), ("iris", 150), ("diabetes", 442)])
+def test_tables_are_divided(source: str, size: int) -> None:
+    settings = [f"data.source={source}", "data.partition={name: iid}", "encoder.name=mlp"]
+    algorithm, federation = build(read_config("digits-fedavg", [*settings, "data.shifts=[{name: affine, scale: 2}]"]))
+    assert sum(len(split["y"]) for client in federation.clients for split in client.splits.values()) == size
+    assert algorithm.task.outputs == len(federation.classes or "1")
+
+
 def test_arrays_from_a_folder(tmp_path) -> None:
     rng = np.random.default_rng(0)
     for name in ("Nice", "Lyon"):
@@ -206,6 +286,11 @@ def test_the_oracle_knows_true_labels_and_sees_its_share() -> None:
     true = torch.cat([client.truth["train"]["label"] for client in federation.clients])
     assert torch.equal(pooled.clients[0].train["y"], true)
     assert pooled.fingerprint == pool(federation).fingerprint
+
+
+def test_no_oracle_of_a_partition() -> None:
+    with pytest.raises(ValueError, match="not for the partition pathological"):
+        oracle_of(read_config("digits-fedavg", ["data.partition={name: pathological, classes: 2}"]))
 
 
 def test_no_oracle_without_steps() -> None:

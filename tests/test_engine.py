@@ -169,17 +169,25 @@ def test_a_checkpoint_of_another_format_is_refused(uneven, tmp_path):
         Checkpoint.load(tmp_path)
 
 
-@pytest.mark.parametrize("file", ["checkpoint.json", "server.safetensors", "clients/000001.safetensors"])
-@pytest.mark.parametrize("left", [b"", b'{"format": 1}', b"\x20" * 40, None])
+@pytest.mark.parametrize(
+    ("file", "left"),
+    [
+        ("checkpoint.json", b""),
+        ("checkpoint.json", b'{"format": 1}'),
+        ("checkpoint.json", b"[]"),
+        ("server.safetensors", b""),
+        ("server.safetensors", b"\x20" * 40),
+        ("server.safetensors", None),
+        ("clients/000001.safetensors", b"\x02\0\0\0\0\0\0\0{}"),
+        ("clients/000001.safetensors", None),
+    ],
+)
 def test_a_damaged_checkpoint_is_told_by_its_name(uneven, tmp_path, file, left):
     fit(fedavg(uneven), uneven, rounds=1, folder=tmp_path)
     path = tmp_path / "checkpoint" / file
+    path.unlink()
     if left is not None:
         path.write_bytes(left)
-    elif file == "checkpoint.json":
-        pytest.skip("a folder without it is no checkpoint")
-    else:
-        path.unlink()
     with pytest.raises(ValueError, match=r"checkpoint is damaged: .*remove the folder to start anew"):
         fit(fedavg(uneven), uneven, rounds=2, folder=tmp_path)
 

@@ -178,7 +178,7 @@ def test_modules_that_do_not_fit_are_refused(uneven):
         ValueError, match=r"Linear can't take the federation's examples, float32 of shape \(n, \*\(3,\)\)"
     ):
         classification(nn.Linear(4, 2), uneven)
-    with pytest.raises(ValueError, match="Linear can't take .* float32"):
+    with pytest.raises(ValueError, match=r"Linear can't take .* float32"):
         classification(nn.Linear(3, 2).double(), uneven)
     with pytest.raises(ValueError, match=r"to \(n, features\); it gave a tuple"):
         classification(nn.Sequential(nn.Unflatten(1, (1, 3)), nn.GRU(3, 2)), uneven)

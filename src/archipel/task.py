@@ -333,8 +333,8 @@ def classification(encoder: nn.Module, federation: Described, *, initial: Initia
     """
     if federation.classes is None:
         raise ValueError(
-            "The federation's targets are numbers, no classes: use archipel.regression for it. If they are classes, give "
-            "them to Federation.from_arrays as whole numbers or text, or name them by classes=[…]."
+            "The federation's targets are numbers, no classes: use archipel.regression for it. If they mean classes, "
+            "give them to Federation.from_arrays as whole numbers or text, or name them by classes=[…]."
         )
     network = Network(encoder, federation.inputs, initial)
     return Supervised(network, network.features(), federation.outputs, CrossEntropy())

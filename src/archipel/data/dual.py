@@ -81,9 +81,7 @@ def dual_heterogeneity(
     """
     check_fractions(test, validation)
     _check(source, clients, components, alpha_intra, size, seed)
-    images = source.x.unsqueeze(1) if source.x.ndim == 3 else source.x
-    height, width = (size, size) if size else (max(side, SMALLEST) for side in images.shape[2:])
-    images = resize(images, height, width)
+    images = sized(source, size)
     least = 1 + (test > 0) + (validation > 0)
     parts = dirichlet_by_class(source.y.numpy(), clients, alpha_inter, stream(seed, Stream.PARTITION), minimum=least)
     weights = np.stack([draw_weights(seed, i, components, alpha_intra) for i in range(clients)])
@@ -116,6 +114,18 @@ def dual_heterogeneity(
     )
 
 
+def sized(source: Source, size: int | None = None) -> Tensor:
+    """A source's images (n, 1 or 3, height, width) with `size` pixels a side.
+
+    Args:
+        source: grey images (n, H, W) or images (n, C, H, W).
+        size: height and width; the source's own, or 16 where that's smaller, if not given.
+    """
+    images = source.x.unsqueeze(1) if source.x.ndim == 3 else source.x
+    height, width = (size, size) if size else (max(side, SMALLEST) for side in images.shape[2:])
+    return resize(images, height, width)
+
+
 def dual_transform(images: Tensor, components: Tensor, client: int) -> Tensor:
     """Apply the component transforms, then the client's.
 
@@ -129,7 +139,7 @@ def dual_transform(images: Tensor, components: Tensor, client: int) -> Tensor:
 
     >>> dual_transform(torch.zeros(2, 1, 16, 16, dtype=torch.uint8), torch.tensor([0, 1]), client=0)[:, :, -1, -1]
     tensor([[  0,   0,   0],
-            [255, 153,  89]], dtype=torch.uint8)
+            [255, 191, 128]], dtype=torch.uint8)
     """
     images = component_transform(images, components)
     return client_transform(images if images.shape[1] == 3 else grey_to_rgb(images), client)

@@ -55,6 +55,9 @@ class Inverted(Look):
 
     channels: Literal["all", "green"] = "all"
 
+    def __post_init__(self) -> None:
+        check_word("channels", self.channels, ("all", "green"))
+
     def change(self, images: Tensor) -> Tensor:
         return invert_green(images) if self.channels == "green" else invert_grey(images)
 
@@ -65,6 +68,9 @@ class Cast(Look):
 
     colour: Literal["red", "blue"]
 
+    def __post_init__(self) -> None:
+        check_word("colour", self.colour, ("red", "blue"))
+
     def change(self, images: Tensor) -> Tensor:
         return dominate(images, self.colour)
 
@@ -74,6 +80,9 @@ class Brightened(Look):
     """A ramp of light from an edge, as `archipel.data.shifts.brighten`."""
 
     edge: Literal["top", "bottom", "left", "right"]
+
+    def __post_init__(self) -> None:
+        check_word("edge", self.edge, ("top", "bottom", "left", "right"))
 
     def change(self, images: Tensor) -> Tensor:
         return brighten(images, self.edge)
@@ -132,6 +141,12 @@ class Blurred(Look):
 def to_bytes(values: Tensor) -> Tensor:
     """Round half up, and clip."""
     return (values + 0.5).floor().clamp(0, 255).to(torch.uint8)
+
+
+def check_word(name: str, value: str, known: tuple[str, ...]) -> None:
+    """Refuse a word that isn't one of those known."""
+    if value not in known:
+        raise ValueError(f"{name} is {value!r}; it is one of {', '.join(known)}.")
 
 
 def check_finite(name: str, value: float, above: float = -math.inf) -> None:

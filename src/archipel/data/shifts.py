@@ -70,7 +70,7 @@ def dominate(images: Tensor, colour: Literal["red", "blue"]) -> Tensor:
     """Give colour images (n, 3, H, W) a red or blue cast: one gain a channel, rounded half up.
 
     >>> dominate(torch.full((1, 3, 1, 1), 200, dtype=torch.uint8), "red").flatten().tolist()
-    [200, 120, 70]
+    [200, 150, 100]
     """
     _check_rgb(images)
     gains = [GAIN_DOMINANT, GAIN_GREEN, GAIN_WEAK]
@@ -82,7 +82,7 @@ def brighten(images: Tensor, edge: Literal["top", "bottom", "left", "right"]) ->
     """Add a linear ramp, `RAMP_PEAK` at an edge and 0 at the opposite one, to images (n, C, H, W); clip at 255.
 
     >>> brighten(torch.zeros(1, 1, 1, 4, dtype=torch.uint8), "right").flatten().tolist()
-    [0, 30, 60, 90]
+    [0, 17, 33, 50]
     """
     vertical = edge in ("top", "bottom")
     last = images.shape[2 if vertical else 3] - 1
@@ -96,7 +96,7 @@ def client_transform(images: Tensor, client: int) -> Tensor:
     """Apply the transform of client `client`, number `client` mod 8, to colour images (n, 3, H, W) of uint8.
 
     >>> client_transform(torch.zeros(1, 3, 1, 2, dtype=torch.uint8), 0).flatten().tolist()  # red, top, left
-    [180, 90, 180, 90, 180, 90]
+    [100, 50, 100, 50, 100, 50]
     """
     colour, vertical, horizontal = client_casts(client)
     return torch.cat(

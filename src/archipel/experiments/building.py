@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import zipfile
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from archipel.algorithm import Algorithm
-from archipel.data import Federation, dual_heterogeneity, load_source, natural
+from archipel.data import (
+    Federation,
+    Source,
+    compose,
+    divide,
+    dual_heterogeneity,
+    latent_components,
+    load_source,
+    natural,
+    partition,
+)
+from archipel.data.algebra import Shift
+from archipel.data.dual import sized
 from archipel.experiments.config import RunConfig, algorithm_from
 from archipel.experiments.oracle import pool
-from archipel.experiments.sections import Arrays, Natural
+from archipel.experiments.sections import Arrays, Divided, Natural, PartitionSection
 
 
 def build(config: RunConfig) -> tuple[Algorithm, Federation]:
@@ -41,18 +54,56 @@ def federation_from(config: RunConfig) -> Federation:
             limit=data.limit,
             minimum=data.minimum,
         )
-    made = dual_heterogeneity(
-        load_source(data.source, data.data_dir),
-        clients=data.clients,
-        components=data.components,
-        alpha_inter=data.alpha_inter,
-        alpha_intra=data.alpha_intra,
-        test=data.test,
-        validation=data.validation,
-        size=data.size,
-        seed=seed,
-    )
+    source = load_source(data.source, data.data_dir)
+    if data.partition is not None:
+        made = _by_partition(source, data, data.partition, seed)
+    else:
+        made = dual_heterogeneity(
+            source,
+            clients=data.clients,
+            components=data.components,
+            alpha_inter=data.alpha_inter,
+            alpha_intra=data.alpha_intra,
+            test=data.test,
+            validation=data.validation,
+            size=data.size,
+            seed=seed,
+        )
+    made = _shifted(made, data, seed)
     return pool(made) if data.view == "oracle" else made
+
+
+def _by_partition(source: Source, data: Divided, chosen: PartitionSection, seed: int) -> Federation:
+    least = 1 + (data.test > 0) + (data.validation > 0)
+    coarse = None if source.superclass is None else source.superclass[source.y].numpy()
+    options = {"minimum": least} | chosen.options
+    try:
+        parts = partition(chosen.name, source.y.numpy(), data.clients, seed, coarse=coarse, **options)
+    except TypeError as error:
+        raise ValueError(
+            f"partition {chosen.name} can't be made with the options {chosen.options}: {error}."
+        ) from error
+    if source.kind == "image":
+        source = replace(source, x=sized(source, data.size))
+    name = f"{source.name}, {chosen.name}"
+    made = divide(source, parts, test=data.test, validation=data.validation, seed=seed, name=name)
+    return latent_components(made, data.components, data.alpha_intra, seed=seed) if data.within else made
+
+
+def _shifted(federation: Federation, data: Divided, seed: int) -> Federation:
+    if not data.shifts:
+        return federation
+
+    def of(client: int, component: int | None) -> list[Shift]:
+        return [
+            shift.build()
+            for shift in data.shifts
+            if shift.component == component and (shift.clients is None or client in shift.clients)
+        ]
+
+    m = range(data.clients)
+    inner = [[of(i, c) for c in range(data.components)] for i in m] if data.within else None
+    return compose(federation, components=inner, clients=[of(i, None) for i in m], seed=seed)
 
 
 def _from_folder(data: Arrays, seed: int) -> Federation:

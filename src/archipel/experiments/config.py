@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 
 from archipel.algorithm import Algorithm
 from archipel.experiments.methods import AnyMethod
-from archipel.experiments.sections import Arrays, CohortSection, Dual, EncoderSection, Natural, Positive, Section
+from archipel.experiments.sections import Arrays, CohortSection, Divided, EncoderSection, Natural, Positive, Section
 from archipel.task import Described, classification, regression
 
 
@@ -28,7 +28,7 @@ class RunConfig(Section):
     engine: Literal["auto", "loop", "batched", "wire"] = "auto"
     workers: Positive | None = None
     checkpoint_every: Positive = 10
-    data: Annotated[Dual | Natural | Arrays, Field(discriminator="source")]
+    data: Annotated[Divided | Natural | Arrays, Field(discriminator="source")]
     cohort: CohortSection = Field(default_factory=CohortSection)
     encoder: EncoderSection = Field(default_factory=EncoderSection)
     algorithm: AnyMethod

@@ -9,7 +9,7 @@ from __future__ import annotations
 from archipel.data import Client, Federation, oracle_view
 from archipel.experiments.config import RunConfig
 from archipel.experiments.methods import SECTIONS, Local
-from archipel.experiments.sections import Dual
+from archipel.experiments.sections import Divided
 
 
 def pool(federation: Federation) -> Federation:
@@ -39,8 +39,10 @@ def oracle_of(config: RunConfig, share: float = 1.0, lr: float | None = None) ->
     Raises:
         ValueError: the run's truth isn't known, or it counts epochs, of which an oracle of full share takes as many.
     """
-    if not isinstance(config.data, Dual):
+    if not isinstance(config.data, Divided):
         raise ValueError(f"an oracle needs the truth about the data, which {config.data.source!r} doesn't hold.")
+    if config.data.partition is not None:
+        raise ValueError(f"an oracle is for dual heterogeneity, not for the partition {config.data.partition.name}.")
     given: Local | None = getattr(config.algorithm, "local", None)
     if given is None or given.steps is None:
         raise ValueError("an oracle's budget is counted in steps: give algorithm.local.steps instead of epochs.")

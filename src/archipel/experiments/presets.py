@@ -25,6 +25,9 @@ DIGITS = {"rounds": 60, "data": {"source": "digits"}}
 # A client of the digits trains on 160 examples: the paper's 128 a step would be nearly all of them.
 SMALL = {"batch": 32}
 
+# Two classes a client: what one model for all finds hard, and a model of one's own easy.
+FEW = {"partition": {"name": "pathological", "classes": 2}}
+
 # Thirteen numbers a patient: a small network. Hospitals differ in size: passes over the data instead of steps.
 PASSES = {"epochs": 2, "batch": 16}
 HEART = {
@@ -50,6 +53,10 @@ PRESETS = {
     "fmnist-fedspm-incremental": Preset(
         "as fmnist-fedspm, faster: the E-step looks at the drawn examples only",
         FASHION | {"algorithm": {"name": "fedspm", "expectation": "incremental"}},
+    ),
+    "fmnist-pathological-ditto": Preset(
+        "Fashion-MNIST over 20 clients with two classes each, a personal model beside the shared one",
+        FASHION | {"data": {"source": "fashion-mnist", "clients": 20} | FEW, "algorithm": {"name": "ditto"}},
     ),
     "heart-fedavg": Preset(
         "UCI heart disease, one client a hospital, one model for all",
@@ -78,5 +85,13 @@ PRESETS = {
     "digits-fedspm": Preset(
         "the same data, mixtures and routing",
         DIGITS | {"algorithm": {"name": "fedspm", "expectation": "incremental", "local": SMALL, "routing": SMALL}},
+    ),
+    "digits-pathological-ditto": Preset(
+        "scikit-learn's digits over 8 clients with two classes each, a personal model beside the shared one",
+        DIGITS
+        | {
+            "data": {"source": "digits"} | FEW,
+            "algorithm": {"name": "ditto", "inner": {"name": "fedavg", "local": SMALL}, "personal": SMALL},
+        },
     ),
 }

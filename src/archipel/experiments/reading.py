@@ -15,11 +15,11 @@ from pydantic import BaseModel, ValidationError
 from archipel.experiments.config import RunConfig
 from archipel.experiments.methods import SECTIONS
 from archipel.experiments.presets import PRESETS
-from archipel.experiments.sections import Arrays, Dual, Natural
+from archipel.experiments.sections import Arrays, Divided, Natural
 
 # Sections that come in several forms: which key tells the forms apart, and the forms.
 FORMS: dict[str, tuple[str, tuple[type[BaseModel], ...]]] = {
-    "data": ("source", (Dual, Natural, Arrays)),
+    "data": ("source", (Divided, Natural, Arrays)),
     "algorithm": ("name", tuple(SECTIONS.values())),
 }
 

@@ -7,7 +7,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import nn
 
+from archipel.data.algebra import Shift
 from archipel.data.arrays import Kind
+from archipel.data.compose import make_shift
+from archipel.data.schemes import check_partition
 from archipel.models import build as build_encoder
 from archipel.models.registry import check_options
 from archipel.sampling import Cohort, Full, Sample
@@ -24,26 +27,85 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class Dual(Section):
-    """A public data set under dual heterogeneity: :func:`archipel.data.dual_heterogeneity`.
+class PartitionSection(Section):
+    """Who gets which examples: :func:`archipel.data.partition`.
 
     Args:
-        source: a data set's name.
+        name: which partition; all other keys are its options, as in ``{name: pathological, classes: 2}``.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return self.model_extra or {}
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_partition(self.name, self.options)
+        return self
+
+
+class ShiftSection(Section):
+    """What is changed, and where: :func:`archipel.data.compose`.
+
+    Args:
+        name: which shift; all other keys are its options, as in ``{name: rotated, degrees: 45}``.
+        clients: the numbers of the clients it happens to, from 0; ``None``: all of them.
+        component: the latent component it happens to, from 0; ``None``: whole clients.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    clients: list[Annotated[int, Field(ge=0)]] | None = None
+    component: Annotated[int, Field(ge=0)] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self.build()
+        return self
+
+    def build(self) -> Shift:
+        options = self.model_extra or {}
+        try:
+            return make_shift(self.name, **options)
+        except TypeError as error:
+            raise ValueError(f"shift {self.name} can't be made with the options {options}: {error}.") from error
+
+
+TABLES = ("breast-cancer", "wine", "iris", "diabetes")
+
+
+class Divided(Section):
+    """A public data set that is divided over clients.
+
+    By default under dual heterogeneity, :func:`archipel.data.dual_heterogeneity`; with a partition, by
+    :func:`archipel.data.divide`, and clients differ in what the partition and the shifts say, and in nothing else.
+
+    Args:
+        source: a data set's name; tables need a partition.
         data_dir: a folder that holds its files, where they aren't in the usual places.
         clients: m.
-        components: C latent components in each client.
-        alpha_inter: Dirichlet parameter of class proportions over clients.
+        partition: who gets which examples; ``None``: dual heterogeneity.
+        shifts: what is changed then, in this order, those of components before those of whole clients.
+        components: C latent components in each client; with a partition, only if a shift names one.
+        alpha_inter: Dirichlet parameter of class proportions over clients; not with a partition.
         alpha_intra: Dirichlet parameter of component weights within a client.
         test: fraction of each client's examples for testing.
         validation: fraction for validation.
-        size: pixels a side; ``None``: the source's own.
+        size: pixels a side; ``None``: the source's own, or 16 where that's smaller.
         seed: of the division; ``None``: the run's.
         view: ``"federation"``, or ``"oracle"``: one client with everybody's examples, labels un-permuted.
     """
 
-    source: Literal["fashion-mnist", "digits", "cifar10", "cifar100"]
+    source: Literal["fashion-mnist", "digits", "cifar10", "cifar100", "breast-cancer", "wine", "iris", "diabetes"]
     data_dir: str | None = None
     clients: Positive = 8
+    partition: PartitionSection | None = None
+    shifts: list[ShiftSection] = Field(default_factory=list)
     components: Positive = 2
     alpha_inter: Annotated[float, Field(gt=0)] = 1.0
     alpha_intra: Annotated[float, Field(gt=0)] = 2.0
@@ -52,6 +114,51 @@ class Dual(Section):
     size: Positive | None = None
     seed: Annotated[int, Field(ge=0)] | None = None
     view: Literal["federation", "oracle"] = "federation"
+
+    @property
+    def within(self) -> bool:
+        """Whether a shift is of a latent component."""
+        return any(shift.component is not None for shift in self.shifts)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.source in TABLES:
+            self._check_table()
+        if self.partition is not None:
+            self._check_partition(self.partition)
+        for shift in self.shifts:
+            if beyond := [i for i in shift.clients or [] if i >= self.clients]:
+                raise ValueError(f"shift {shift.name} names client {beyond[0]}; they are 0 to {self.clients - 1}.")
+            if shift.component is not None and shift.component >= self.components:
+                raise ValueError(
+                    f"shift {shift.name} names component {shift.component}; they are 0 to {self.components - 1}."
+                )
+        return self
+
+    def _check_table(self) -> None:
+        if self.partition is None:
+            raise ValueError(
+                f"{self.source} is a table, and dual heterogeneity transforms images. Set data.partition, such as "
+                "{name: iid}."
+            )
+        if self.size is not None:
+            raise ValueError(f"size is {self.size}; {self.source} is a table, which has no pixels.")
+
+    def _check_partition(self, partition: PartitionSection) -> None:
+        for name in ("alpha_inter",) if self.within else ("alpha_inter", "alpha_intra", "components"):
+            if (value := getattr(self, name)) != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"{name} is {value}, a setting of dual heterogeneity; with the partition {partition.name}, "
+                    + ("leave it out." if name == "alpha_inter" else "it needs a shift that names a component.")
+                )
+        if self.view == "oracle":
+            raise ValueError(f"an oracle is for dual heterogeneity, not for the partition {partition.name}.")
+        if partition.name == "natural":
+            raise ValueError(f"{self.source} has no clients of its own; data.source=femnist, for one, has.")
+        if partition.name == "pachinko" and self.source != "cifar100":
+            raise ValueError(f"pachinko needs superclasses, which {self.source} doesn't have; cifar100 does.")
+        if self.source == "diabetes" and partition.name not in ("iid", "quantity"):
+            raise ValueError(f"diabetes is a regression, without classes for {partition.name}; take iid or quantity.")
 
 
 class Arrays(Section):
