@@ -174,6 +174,7 @@ def test_divergence_is_told(tmp_path) -> None:
     settings = [*SMALL[:3], "rounds=2", "algorithm.local.lr=1e30"]
     told = call("run", "digits-fedavg", *settings, "--out", tmp_path, code=1).stderr
     assert "learning rate" in told
+    assert "Nothing was recorded in training" in call("evaluate", tmp_path).stderr
 
 
 @pytest.mark.parametrize(

@@ -377,3 +377,12 @@ def test_neither_steps_nor_epochs_is_refused():
         SGD(lr=0.1)
     with pytest.raises(ValueError, match="epochs must be a whole number of at least 1; given 0"):
         SGD(epochs=0)
+
+
+@pytest.mark.parametrize(
+    "setting", [{"lr": "0.1"}, {"lr": None}, {"momentum": None}, {"clip": "a"}, {"weight_decay": True}]
+)
+def test_what_is_no_number_is_refused(setting):
+    (name,) = setting
+    with pytest.raises(ValueError, match=f"SGD's {name} must be a number; given"):
+        SGD(steps=1, **setting)

@@ -130,7 +130,9 @@ def evaluate(folder: Folder, as_json: AsJson = False) -> None:
         return
     out.print(metrics_table(evaluation.metrics), clients_table(evaluation.clients))
     different = [name for name, value in evaluation.metrics.items() if recorded.get(name, value) != value]
-    if different:
+    if evaluation.metrics and not recorded:
+        err.print("Nothing was recorded in training: it ended before its first evaluation.")
+    elif different:
         err.print(f"Recorded in training were other values of {', '.join(different)}: another machine or version?")
     else:
         err.print("These are the values recorded in training.")

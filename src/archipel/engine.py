@@ -280,9 +280,9 @@ def _interruption() -> Iterator[threading.Event]:
 
 
 def describe(value: object) -> Any:
-    """A configuration in JSON's types: dataclasses by their fields, modules by class and number of parameters."""
+    """A configuration in JSON's types: dataclasses by their fields, modules by their structure and number of parameters."""
     if isinstance(value, nn.Module):
-        return f"{type(value).__name__}, {sum(p.numel() for p in value.parameters())} parameters"
+        return f"{' '.join(repr(value).split())}, {sum(p.numel() for p in value.parameters())} parameters"
     if is_dataclass(value) and not isinstance(value, type):
         return {"type": type(value).__name__} | {f.name: describe(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, list | tuple):
