@@ -280,7 +280,7 @@ def _interruption() -> Iterator[threading.Event]:
 
 
 def describe(value: object) -> Any:
-    """A configuration in JSON's types: dataclasses by their fields, modules by their structure and number of parameters."""
+    """A configuration in JSON's types: dataclasses by their fields, modules by structure and number of parameters."""
     if isinstance(value, nn.Module):
         return f"{' '.join(repr(value).split())}, {sum(p.numel() for p in value.parameters())} parameters"
     if is_dataclass(value) and not isinstance(value, type):
