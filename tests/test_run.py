@@ -174,3 +174,9 @@ def test_facts_survive_json(uneven):
 def test_a_folder_without_a_run_is_refused(routed, tmp_path):
     with pytest.raises(FileNotFoundError, match="no checkpoint"):
         Run.read(tmp_path, routed.algorithm)
+
+
+def test_a_run_prints_what_it_is_and_none_of_its_weights(averaged):
+    shown = repr(averaged)
+    assert shown.startswith("Run(FedAvg, 4 clients, 2 rounds: global_accuracy 0.")
+    assert "tensor" not in shown

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+log = logging.getLogger("archipel")
+
 
 class RoundBar:
-    """A progress bar over rounds, on the error stream; silent where that isn't a terminal."""
+    """A progress bar over rounds, on the error stream; where that isn't a terminal, a line an evaluation."""
 
     def __init__(self, title: str, rounds: int, done: int, console: Console | None = None) -> None:
         self._progress = Progress(
@@ -27,6 +30,7 @@ class RoundBar:
         )
         self._task = self._progress.add_task(title, total=rounds, completed=done, rate="", note="")
         self._shown = self._progress.console.is_terminal
+        self._rounds = rounds
 
     def __enter__(self) -> Self:
         if self._shown:
@@ -45,6 +49,8 @@ class RoundBar:
         for name, value in record.get("metrics", {}).items():
             if name.startswith("system"):
                 note += f" {name.replace('_', ' ')} {value:.3f}"
+        if not self._shown and "metrics" in record:
+            log.info("round %d of %d: %s", record["round"], self._rounds, note)  # in a log file, too, something moves
         rate = 1 / record["seconds"] if record["seconds"] else 0.0
         shown = f"{rate:.1f} rounds/s" if rate >= 1 else f"{record['seconds']:.1f} s/round"
         self._progress.update(self._task, advance=1, rate=shown, note=note)

@@ -92,7 +92,7 @@ class Prediction:
     answered_by: list[str]
 
 
-@dataclass
+@dataclass(repr=False)
 class Run:
     """A trained federation.
 
@@ -111,6 +111,11 @@ class Run:
     facts: Facts
     history: list[dict[str, Any]] = field(default_factory=list)
     table: list[dict[str, Any]] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        found = ", ".join(f"{name} {value:.3f}" for name, value in self.metrics.items()) or "not evaluated"
+        method, m = type(self.algorithm).__name__, len(self.facts.names)
+        return f"Run({method}, {m} clients, {len(self.history)} rounds: {found})"
 
     @property
     def metrics(self) -> dict[str, float]:
