@@ -20,7 +20,6 @@ from archipel.algorithm import Algorithm, Clients, DivergenceError, NoReplyError
 from archipel.checkpoint import Checkpoint
 from archipel.checks import kind_of
 from archipel.clients import Handle, Ledger
-from archipel.clients.allocator import keep_freed_memory
 from archipel.clients.carrier import Carrier, log
 from archipel.clients.choice import Engine, choose
 from archipel.data.federation import Federation
@@ -107,7 +106,6 @@ def fit(
     )
     _check_parts(algorithm, federation, cohort, seed)
     torch.set_num_threads(1)
-    keep_freed_memory()
     root = keys.key(seed)
     sizes, cohort = federation.sizes, cohort or Full()
     carrier, why = choose(engine, algorithm, federation, workers)
