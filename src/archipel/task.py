@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own name for it)
@@ -16,6 +16,7 @@ from archipel.data.inputs import Inputs
 from archipel.local import Batch, batched
 from archipel.trees import Tree
 
+T = TypeVar("T")
 Initial = Literal["keyed", "given"]
 
 
@@ -351,13 +352,24 @@ def regression(encoder: nn.Module, federation: Described, *, initial: Initial = 
     return Supervised(network, network.features(), federation.outputs, SquaredError())
 
 
-def modules_of(value: object) -> Iterator[nn.Module]:
-    """The torch modules that an algorithm holds, through its fields."""
-    if isinstance(value, nn.Module):
-        yield from value.modules()
+def held(value: object, kind: type[T]) -> Iterator[T]:
+    """The objects of a kind that an algorithm holds, through its fields; one that is found isn't searched further.
+
+    >>> network = Network(nn.Linear(2, 2))
+    >>> [type(found).__name__ for found in held([network, 3], Network)]
+    ['Network']
+    """
+    if isinstance(value, kind):
+        yield value
     elif is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):
-            yield from modules_of(getattr(value, field.name))
+            yield from held(getattr(value, field.name), kind)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from modules_of(item)
+            yield from held(item, kind)
+
+
+def modules_of(value: object) -> Iterator[nn.Module]:
+    """The torch modules that an algorithm holds, with all their parts."""
+    for module in held(value, nn.Module):
+        yield from module.modules()

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
 from pathlib import Path
-
-import torch
 
 from archipel.algorithm import Algorithm
 from archipel.checkpoint import Checkpoint
 from archipel.experiments.config import RunConfig, algorithm_from
 from archipel.experiments.reading import read_yaml, validate
 from archipel.run import Facts, Run
-from archipel.task import Network
-from archipel.trees import Tree
+from archipel.task import Network, held
+from archipel.trees import flatten
 
 CONFIG = "config.yaml"
 
@@ -65,10 +61,12 @@ def checkpoint_of(folder: Path) -> Checkpoint:
 
 def _check_networks(run: Run, place: Path) -> None:
     """Refuses networks whose parameters aren't in the states: another module, or another version of it."""
-    saved = leaves(run.server) | (leaves(run.clients[0]) if run.clients else {})
-    for network in networks_of(run.algorithm):
+    states = [run.server, *run.clients[:1]]
+    saved = [(path, tensor.shape) for state in states for path, tensor in flatten(state).items()]
+    for network in held(run.algorithm, Network):
         for name, parameter in network.module.named_parameters():
-            shapes = [shape for path, shape in saved.items() if f".{path}".endswith(f".{name}")]
+            below = "/" + name.replace(".", "/")
+            shapes = [shape for path, shape in saved if f"/{path}".endswith(below)]
             if not any(shape[-parameter.dim() or len(shape) :] == parameter.shape for shape in shapes):
                 found = f"of shape {', '.join(str(tuple(shape)) for shape in shapes)}" if shapes else "missing"
                 raise ValueError(
@@ -76,23 +74,3 @@ def _check_networks(run: Run, place: Path) -> None:
                     f"{name} has shape {tuple(parameter.shape)}, and in the checkpoint it is {found}. Give the module "
                     "that was trained, or train again with this one."
                 )
-
-
-def networks_of(value: object) -> Iterator[Network]:
-    """The networks that an algorithm holds, through its fields."""
-    if isinstance(value, Network):
-        yield value
-    elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            yield from networks_of(getattr(value, field.name))
-
-
-def leaves(tree: Tree, prefix: str = "") -> dict[str, torch.Size]:
-    """Shapes of a state's tensors by their dotted paths."""
-    found: dict[str, torch.Size] = {}
-    for name, child in tree.items():
-        if isinstance(child, dict):
-            found |= leaves(child, f"{prefix}{name}.")
-        elif isinstance(child, torch.Tensor):
-            found[f"{prefix}{name}"] = child.shape
-    return found
