@@ -7,6 +7,18 @@ import math
 from archipel.local import SGD
 
 
+def number(owner: str, **values: object) -> None:
+    """Raises ValueError for anything but a number.
+
+    >>> number("L2SGD", p="0.5")
+    Traceback (most recent call last):
+    ValueError: L2SGD's p must be a number; given '0.5'.
+    """
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"{owner}'s {name} must be a number; given {value!r}.")
+
+
 def at_least_zero(owner: str, **values: float) -> None:
     """Raises ValueError for a value below 0, infinite or NaN.
 
@@ -14,6 +26,7 @@ def at_least_zero(owner: str, **values: float) -> None:
     Traceback (most recent call last):
     ValueError: FedProx's penalty must be 0 or above and finite; given -1.0.
     """
+    number(owner, **values)
     for name, value in values.items():
         if not 0 <= value < math.inf:
             raise ValueError(f"{owner}'s {name} must be 0 or above and finite; given {value}.")
@@ -21,6 +34,7 @@ def at_least_zero(owner: str, **values: float) -> None:
 
 def above_zero(owner: str, **values: float) -> None:
     """Raises ValueError for a value that is not above 0, or infinite."""
+    number(owner, **values)
     for name, value in values.items():
         if not 0 < value < math.inf:
             raise ValueError(f"{owner}'s {name} must be above 0 and finite; given {value}.")

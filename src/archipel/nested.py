@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -17,18 +19,37 @@ class Within:
     Args:
         algorithm: the outer one, by which steps travel.
         part: the field.
-        step: a method of the inner one.
+        step: a method of the inner one, or an object like this one that holds it.
     """
 
     def __init__(self, algorithm: Algorithm, part: str, step: Step) -> None:
-        self.algorithm, self.part, self.name = algorithm, part, step.__name__
+        self.algorithm, self.part, self.step = algorithm, part, unbound(step)
         # Carriers know steps by their names.
-        self.__name__, self.__qualname__ = self.name, f"{type(algorithm).__qualname__}.{part}.{step.__qualname__}"
+        self.__name__, self.__qualname__ = step.__name__, f"{type(algorithm).__qualname__}.{part}.{step.__qualname__}"
 
     def __call__(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        step = getattr(getattr(self.algorithm, self.part), self.name)
+        step = bound(self.step, getattr(self.algorithm, self.part))
         state, reply = step(client[self.part], message, data, key)
         return client | {self.part: state}, reply
+
+
+def unbound(step: Step) -> str | Step:
+    """A step without its algorithm, which travels as part of the outer one: a name, or an object such as the above."""
+    if inspect.ismethod(step):
+        return step.__name__
+    step = copy.copy(step)
+    step.algorithm = None  # type: ignore[attr-defined]
+    return step
+
+
+def bound(step: str | Step, algorithm: Algorithm) -> Step:
+    """The step of this algorithm."""
+    if isinstance(step, str):
+        method: Step = getattr(algorithm, step)
+        return method
+    step = copy.copy(step)
+    step.algorithm = algorithm  # type: ignore[attr-defined]
+    return step
 
 
 @dataclass(frozen=True)

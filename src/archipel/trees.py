@@ -1,15 +1,16 @@
 """Trees of tensors: what messages, replies and states are made of, and their algebra.
 
-A tree is a nested ``dict`` with string keys and tensors at the leaves; a bare tensor is a tree too. Two wrappers mark
-leaves that the engines treat specially: :class:`PerClient` in a message and :class:`PerExample` in a client's state.
-Traversal is torch's own pytree, the one that ``torch.func.vmap`` follows.
+A tree is a nested ``dict`` with string keys and tensors at the leaves; a bare tensor is a tree too. Three wrappers mark
+leaves that the engines treat specially: :class:`PerClient` in a message, :class:`PerExample` in a client's state, and
+:class:`Compressed` in a message or a reply. Traversal is torch's own pytree, the one that ``torch.func.vmap`` follows.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -57,6 +58,79 @@ pytree.register_pytree_node(
 )
 
 
+class Coding(Protocol):
+    """How a tensor was packed: a compressor, see :mod:`archipel.compress`."""
+
+    def bits(self, size: int, dtype: torch.dtype) -> int: ...
+
+    def decode(self, parts: dict[str, Tensor], size: int, dtype: torch.dtype) -> Tensor: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Compressed:
+    """In a reply or a message: a tensor as a compressor packed it.
+
+    It counts at its own bytes and is unpacked on arrival: neither a step nor a ``round`` finds one in what it receives.
+    ``torch.func.vmap(compressor)`` makes stacked ones, which may stand in the table of a :class:`PerClient`.
+
+    Args:
+        parts: the packed tensors, by name.
+        coding: the compressor, which unpacks them.
+        shape: of the tensor.
+        dtype: of the tensor.
+    """
+
+    parts: dict[str, Tensor]
+    coding: Coding
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def decode(self) -> Tensor:
+        """The tensor that arrives, of the shape and dtype that was compressed."""
+        return self.coding.decode(self.parts, math.prod(self.shape), self.dtype).reshape(self.shape)
+
+    @property
+    def bits(self) -> int:
+        """Bits of the message, before they are filled up to whole bytes."""
+        return self.coding.bits(math.prod(self.shape), self.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the packed tensors."""
+        return nbytes(self.parts)
+
+
+pytree.register_pytree_node(
+    Compressed,
+    lambda node: (list(node.parts.values()), (tuple(node.parts), node.coding, node.shape, node.dtype)),
+    lambda children, about: Compressed(dict(zip(about[0], children, strict=True)), *about[1:]),
+    serialized_type_name="archipel.trees.Compressed",
+)
+
+
+def decoded(tree: Tree) -> Tree:
+    """The tree as it arrives: tensors in place of what was compressed, in the tables of ``PerClient`` too."""
+    return pytree.tree_map(_arrived, tree, is_leaf=is_compressed)
+
+
+def _arrived(leaf: Any) -> Any:
+    if isinstance(leaf, PerClient):
+        return PerClient(decoded_rows(leaf.table))
+    return leaf.decode() if isinstance(leaf, Compressed) else leaf
+
+
+def decoded_rows(stacked: Tree) -> Tree:
+    """The same for stacked trees, each row by itself."""
+    decode = torch.func.vmap(Compressed.decode)
+    return pytree.tree_map(
+        lambda leaf: decode(leaf) if isinstance(leaf, Compressed) else leaf, stacked, is_leaf=is_compressed
+    )
+
+
+def is_compressed(node: Any) -> bool:
+    return isinstance(node, Compressed)
+
+
 def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     """Apply a function leaf by leaf; the trees must have the same structure.
 
@@ -64,6 +138,17 @@ def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     {'a': tensor([2., 2.])}
     """
     return pytree.tree_map(function, tree, *others)
+
+
+def map_named(function: Callable[[str, Any], Any], tree: Tree, name: str = "") -> Tree:
+    """Apply a function to every leaf and its name, keys joined by slashes; the wrappers are leaves here.
+
+    >>> map_named(lambda name, leaf: name, {"a": {"b": torch.zeros(1)}})
+    {'a': {'b': 'a/b'}}
+    """
+    if not isinstance(tree, dict):
+        return function(name, tree)
+    return {key: map_named(function, child, f"{name}/{key}" if name else str(key)) for key, child in tree.items()}
 
 
 def leaves(tree: Tree) -> list[Any]:
@@ -121,7 +206,8 @@ def finite(tree: Tree) -> Tensor:
     >>> finite({"a": torch.tensor([1.0, float("nan")])})
     tensor(False)
     """
-    found = [torch.isfinite(t).all() for t in leaves(tree) if t.is_floating_point()]
+    arrived = [_arrived(leaf) for leaf in pytree.tree_leaves(tree, is_leaf=is_compressed)]
+    found = [torch.isfinite(t).all() for t in arrived if t.is_floating_point()]
     return torch.stack(found).all() if found else torch.tensor(True)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from archipel.algorithm import NoReplyError, Replies, Step, Weights
 from archipel.clients.carrier import Carrier, Outcome
-from archipel.trees import PerClient, Sum, Tree, leaves, nbytes, row, tree_map
+from archipel.trees import PerClient, Sum, Tree, decoded_rows, leaves, nbytes, row, tree_map
 
 
 @dataclass
@@ -113,7 +113,7 @@ class Handle:
             kept = outcome.usable
             if bool(kept.any()):
                 ids = torch.as_tensor(outcome.ids)[kept]
-                total.add(row(outcome.replies, kept), self._weights(ids, weights))
+                total.add(decoded_rows(row(outcome.replies, kept)), self._weights(ids, weights))
         if total.weight == 0:
             raise NoReplyError(self._nobody())
         return total
@@ -124,7 +124,7 @@ class Handle:
             kept = outcome.usable
             if bool(kept.any()):
                 ids.append(torch.as_tensor(outcome.ids)[kept])
-                values.append(row(outcome.replies, kept))
+                values.append(decoded_rows(row(outcome.replies, kept)))
         if not ids:
             raise NoReplyError(self._nobody())
         who = torch.cat(ids)
@@ -151,5 +151,7 @@ class Handle:
             yield outcome
 
     def _nobody(self) -> str:
+        if not len(self.ids):
+            return f"Nobody was drawn for round {self.round}."
         reasons = sorted({self.ledger.dropped.get(i, "no answer") for i in self.ids.tolist()})
         return f"No reply could be used in round {self.round}: {len(self.ids)} asked; {', '.join(reasons)}."

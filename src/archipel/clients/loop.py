@@ -16,7 +16,7 @@ from archipel import keys
 from archipel.algorithm import Algorithm, Step
 from archipel.clients.carrier import Outcome, client_data, log
 from archipel.data.federation import Federation
-from archipel.trees import Tree, deliver, finite, nbytes, tree_map
+from archipel.trees import Tree, decoded, deliver, finite, nbytes, tree_map
 
 
 class Loop:
@@ -54,7 +54,7 @@ class Loop:
             self._pool = None
 
     def run(self, step: Step, message: Tree, ids: Sequence[int], key: Tensor, *, training: bool) -> Iterator[Outcome]:
-        rest = list(ids)
+        rest, message = list(ids), decoded(message)
         if self.workers > 1 and rest and step.__qualname__ not in self._seen:
             # The first client runs alone, to see whether the model draws by the generator that threads would share.
             self._seen.add(step.__qualname__)

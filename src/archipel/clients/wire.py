@@ -23,7 +23,7 @@ from archipel.clients.carrier import Outcome, client_data
 from archipel.clients.wire_format import decode, encode
 from archipel.data.federation import Federation
 from archipel.examples import ClientData, Examples
-from archipel.trees import Tree, deliver, finite, nbytes, tree_map
+from archipel.trees import Tree, decoded, deliver, finite, nbytes, tree_map
 
 
 class _Pickler(pickle.Pickler):
@@ -143,7 +143,7 @@ def _serve(connection: Connection) -> None:
             store = stores[client]
             data_seen = ClientData(store["train"]) if training else ClientData(**store)
             with torch.no_grad(), keys.torch_generator(keys.fold(parcel["key"], "torch")):
-                state, reply = step(parcel["state"], parcel["message"], data_seen, parcel["key"])
+                state, reply = step(parcel["state"], decoded(parcel["message"]), data_seen, parcel["key"])
             answer["tree"] = encode({"state": state, "reply": reply})
         except Exception:
             answer["error"] = traceback.format_exc()
