@@ -1,0 +1,177 @@
+"""IFCA. A. Ghosh, J. Chung, D. Yin, K. Ramchandran: An efficient framework for clustered federated learning. NeurIPS
+2020. The FedSPM paper lists it as ClusterFL."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from archipel import averaging, batchnorm, checks, keys
+from archipel.algorithm import Algorithm, Clients, Info, NoReplyError, Weights
+from archipel.examples import ClientData, Examples
+from archipel.local import SGD, Batch, trained
+from archipel.task import Supervised, Task, Whole, linear
+from archipel.trees import Tree, leaves, stack, tree_map, zeros_like
+
+PIECE = 512
+"""Examples a forward pass of the choice."""
+
+
+@dataclass(frozen=True, eq=False)
+class IFCA(Algorithm):
+    """Clustered federated averaging: each client trains the one of C models that fits its data best.
+
+    A round is Algorithm 1 with model averaging (option II): client i estimates its cluster on all of its training data,
+
+        c_i = argmin_c f_i(θ_c), the lowest c of equals,
+
+    runs local SGD on f_i from θ_{c_i}, and the server averages each cluster over those who chose it,
+    θ_c ← Σ_{i∈S: c_i=c} n_i θ_i / Σ_{i∈S: c_i=c} n_i. A cluster that nobody chose, or none of whose members' replies
+    could be used, keeps its model. With C = 1 it is :class:`FedAvg` to the bit.
+
+    A client is sent the C models once a round, and sends the number c_i and one model. It predicts by the model it
+    chose in the last round in which it took part; at first it chooses among the models as they were drawn.
+
+    **The start matters.** The models are drawn from different keys, and the first choice among random models is all
+    that parts the clients. While every client likes one model best the others aren't trained and IFCA is FedAvg; if the
+    clients' common model stays better for all than an untrained one, that lasts for ever. The paper restarts from
+    several draws (take another ``seed``); ``clusters`` in the history counts the members in each round.
+
+    Args:
+        task: the model and its loss.
+        local: the local solver. Momentum that is kept starts anew at a client that has changed its cluster.
+        clusters: C, at least 1; 3 in the FedSPM paper's comparison.
+        weights: ``"examples"``, n_i, or ``"uniform"`` as in the paper, whose clients hold equally much.
+        batch_norm: what becomes of BatchNorm's statistics: ``"share"`` or ``"recompute"``, by each cluster for itself.
+            Local ones are not offered: a client would bring one model's statistics to another.
+
+    Raises:
+        ValueError: C below 1; another policy; at the start, a task that draws the same model from every key.
+
+    >>> from archipel import Federation, classification, fit
+    >>> x = torch.randn(120, 3, generator=torch.Generator().manual_seed(0))
+    >>> y = (x[:, 0] > 0).long()
+    >>> opposite = Federation.from_arrays([(x[:30], y[:30]), (x[30:60], 1 - y[30:60]), (x[60:], y[60:])])
+    >>> task = classification(torch.nn.Identity(), opposite)
+    >>> run = fit(IFCA(task, SGD(lr=0.5, epochs=2, batch=5), clusters=2), opposite, rounds=10)
+    >>> first, second, third = (int(client["cluster"]) for client in run.clients)
+    >>> first == third != second, run.metrics["average_accuracy"] > 0.9
+    (True, True)
+    """
+
+    task: Task
+    local: SGD
+    clusters: int = 3
+    weights: Weights = "examples"
+    batch_norm: Literal["share", "recompute"] = "share"
+
+    def __post_init__(self) -> None:
+        checks.whole("IFCA", clusters=self.clusters)
+        checks.one_of("IFCA", "batch_norm", self.batch_norm, "share", "recompute")
+
+    # The server
+
+    def init_server(self, clients: Clients, key: Tensor) -> Tree:
+        # The first is drawn as FedAvg draws its model.
+        models = [self.task.init(keys.fold(key, c) if c else key) for c in range(self.clusters)]
+        if self.clusters > 1 and all(equal(models[0], other) for other in models[1:]):
+            raise ValueError(
+                "IFCA's clusters must start from different models, or all clients choose the first for ever; this "
+                "task draws the same from every key. Let it draw weights afresh (initial='keyed'), or take clusters=1."
+            )
+        return {"models": {str(c): model for c, model in enumerate(models)}}
+
+    def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
+        models = dict(server["models"])
+        chosen = clients.collect(self.choose, {"models": server["models"]}, key)
+        members = {name: chosen.ids[chosen.value == int(name)] for name in models}
+        loss, total, failure = 0.0, 0.0, None
+        for name, ids in members.items():
+            if not len(ids):
+                continue
+            try:
+                models[name], mean, share = self._averaged(models[name], clients.only(ids), key)
+            except NoReplyError as error:
+                failure = error
+                continue
+            loss, total = loss + share * float(mean), total + share
+        if failure and not total:
+            raise failure
+        counts = [len(ids) for ids in members.values()]
+        return {"models": models}, {"loss": loss / total, "clusters": counts}
+
+    def _averaged(self, model: Tree, members: Clients, key: Tensor) -> tuple[Tree, Tensor, float]:
+        """A cluster's new model, its members' mean loss, and their share of all weight."""
+        message = averaging.broadcast(self, model, members)
+        mean, share = members.mean_and_share(self.train, message, key, self.weights)
+        return averaging.refreshed(self, model | mean["model"], members, key), mean["loss"], share
+
+    # The clients
+
+    def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
+        models = message["server"]["models"]
+        client = {"cluster": self.nearest(models, data.train)}
+        return averaging.remember(self.local, client, zeros_like(trained(models["0"])))
+
+    def choose(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
+        """The client's cluster, int64 of shape ``()``."""
+        cluster = self.nearest(message["models"], data.train)
+        if "velocity" in client:
+            stays = cluster == client["cluster"]
+            client = client | {"velocity": tree_map(lambda v: torch.where(stays, v, 0), client["velocity"])}
+        return client | {"cluster": cluster}, cluster
+
+    def nearest(self, models: Tree, examples: Examples) -> Tensor:
+        """The number of the model with the lowest mean loss on the examples, int64 of shape ``()``."""
+        found = torch.stack([risk(self.task, model, examples) for model in models.values()])
+        # argmin takes NaN for the least of all, and the first of equals.
+        return torch.where(found.isnan(), torch.inf, found).argmin()
+
+    def train(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
+        """Local SGD from the cluster's model."""
+        client, end = averaging.train(self, client, message, data, key)
+        return client, {"model": batchnorm.send(self.batch_norm, end.params), "loss": end.loss}
+
+    def statistics(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
+        """BatchNorm's statistics of the averaged model on the client's training data."""
+        return client, batchnorm.recompute(self.task.loss, self.task, message["model"], data.train)
+
+    def predict(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
+        """By the model of the client's cluster."""
+        models = stack(list(server["models"].values()))
+        return self.task.predict(tree_map(lambda t: t.index_select(0, client["cluster"][None])[0], models), x)
+
+
+def risk(task: Task, model: Tree, examples: Examples) -> Tensor:
+    """The mean loss over all examples, shape ``()``.
+
+    >>> from archipel.quadratic import Quadratic
+    >>> data = Examples.of({"x": torch.ones(2, 1, 1), "y": torch.tensor([[1.0], [3.0]])})
+    >>> risk(Quadratic(), {"theta": torch.tensor([0.0])}, data)  # (½ + 9/2)/2
+    tensor(2.5000)
+    """
+    values = torch.cat([losses(task, model, batch) for batch in examples.pieces(PIECE)])
+    return torch.where(examples.mask, values, 0).sum() / examples.count
+
+
+def losses(task: Task, model: Tree, batch: Batch) -> Tensor:
+    """``(n,)`` losses of a model as it predicts; a task that isn't one of the library's is asked for its training loss.
+
+    In training mode BatchNorm would judge a model by the statistics of the pieces that the data happen to lie in.
+    """
+    buffers = model.get("buffers", {})
+    if isinstance(task, Supervised):
+        z, _ = task.encoder(model["encoder"], buffers, batch["x"])
+        return task.criterion.loss(linear(model["head"], z), batch["y"])
+    if isinstance(task, Whole):
+        return task.criterion.loss(task.module(model["module"], buffers, batch["x"])[0], batch["y"])
+    return task.loss(model, batch)[0]
+
+
+def equal(one: Tree, other: Tree) -> bool:
+    """Whether two models have the same parameters to the bit, whatever their buffers."""
+    pairs = zip(leaves(trained(one)), leaves(trained(other)), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
