@@ -1,0 +1,264 @@
+"""FedGMM. Y. Wu, S. Zhang, W. Yu, Y. Liu, Q. Gu, D. Zhou, H. Chen, W. Cheng: Personalized federated learning under
+mixture of distributions. ICML 2023."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from archipel import averaging, batchnorm, checks, keys
+from archipel.algorithm import Algorithm, Clients, Info, Weights
+from archipel.batchnorm import BatchNorm
+from archipel.examples import ClientData, Examples
+from archipel.experts import PIECE, Experts
+from archipel.local import SGD, Batch, trained
+from archipel.normals import drawn, log_normal, moments_of, refitted
+from archipel.task import Network, Supervised, linear, linear_init
+from archipel.trees import PerExample, Tree, zeros_like
+
+
+@dataclass(frozen=True, eq=False)
+class FedGMM(Algorithm):
+    """Gaussians for where inputs lie times experts for what they mean, mixed by each client; routes queries to clients.
+
+    Client i's examples follow Σ_ab π_i(a, b) N(e(x); μ_a, Σ_a) p(y|x; θ_b): the M₁ Gaussians on an embedding e and the
+    M₂ experts are everybody's, the joint mixing weights π_i its own. A round is one of federated EM:
+
+    - E-step, on all local data: γ_ij(a, b) ∝ π_i(a, b) N(e(x_ij); μ_a, Σ_a) p(y_ij|x_ij; θ_b);
+    - M-step: π_i = mean_j γ_ij; every expert by local SGD on mean_j Σ_a γ_ij(a, b) (−log p(y_ij|x_ij; θ_b)), and the
+      server averages it with weights n_i over those who answered; Gaussians in closed form from their sums of
+      γ_ij(a) = Σ_b γ_ij(a, b), of γ_ij(a) e and of γ_ij(a) e eᵀ, N_a, s_a and S_a,
+
+          μ_a = s_a/N_a,   Σ_a = S_a/N_a − μ_a μ_aᵀ.
+
+    Since these are moments of all examples, Σ_a holds the scatter between clients, which a mean of the clients' own
+    covariances misses. Everything about Gaussians is float64.
+
+    Queries are routed by ρ_i Σ_a π_i(a) N(e(x); μ_a, Σ_a), with π_i(a) = Σ_b π_i(a, b) and ρ_i π_i(a) = τ_i(a)/n, τ_i
+    being the totals Σ_j γ_ij(a) that a client sends; the chosen client answers by its mixture, weighted by P_i(b|x).
+    With M₁ = M₂ = 1 it predicts as FedAvg does.
+
+    At the start the pooled mean and covariance of the embedding are asked of the clients; every Gaussian has that
+    covariance, and a mean drawn from the normal with these two. No client shows more of its inputs than their moments.
+
+    Args:
+        task: one expert: encoder, head and criterion.
+        router: the embedding e, with the federation's inputs.
+        local: the experts' solver.
+        routing: the learned embedding's solver; a fixed one doesn't use it.
+        components: M₂ experts, at least 1.
+        gaussians: M₁, at least 1.
+        encoders: of the experts: ``"own"``, one each (C×) as in the paper, or ``"shared"`` (1×).
+        embedding: ``"fixed"``: e stays as it began, drawn at random or, for a network with ``initial="given"``,
+            trained beforehand: what is learnt is EM of this model. ``"learned"``: before the Gaussians are refitted, e
+            is trained as a classifier of its own, under a head that all share, by local SGD and averaging: features
+            that tell labels apart. Likelihood can't train it: e(x) = 0 everywhere, with a covariance as small as you
+            like, has an unbounded one, and so the embedding would collapse.
+        ridge: is added to the covariances' diagonals, in units of the embedding's pooled mean variance; above 0.
+        batch_norm: what becomes of the statistics of the experts' BatchNorm: ``"share"``, ``"local"`` or
+            ``"recompute"``. Those of a learned embedding are shared, since the server routes by them.
+
+    Raises:
+        ValueError: no component or no Gaussian, or a setting out of its range.
+        TypeError: a task without encoder and head, or a router that is no network.
+
+    >>> from archipel import Federation, classification, fit
+    >>> x = torch.randn(100, 2, generator=torch.Generator().manual_seed(0))
+    >>> y = (x[:, 0] > 0).long()
+    >>> islands = Federation.from_arrays([(x + 4, y), (x - 4, 1 - y)])
+    >>> task = classification(torch.nn.Identity(), islands)
+    >>> router = Network(torch.nn.Identity(), islands.inputs)
+    >>> run = fit(FedGMM(task, router, SGD(lr=0.5, steps=10), components=2, gaussians=2), islands, rounds=10)
+    >>> run.metrics["routing_accuracy"]
+    1.0
+    """
+
+    task: Supervised
+    router: Network
+    local: SGD = SGD(lr=0.01, steps=10, batch=128, momentum=0.9, schedule="cosine")
+    routing: SGD = SGD(lr=0.01, steps=15, batch=128, momentum=0.95, schedule="cosine")
+    components: int = 3
+    gaussians: int = 3
+    encoders: Literal["shared", "own"] = "own"
+    embedding: Literal["fixed", "learned"] = "fixed"
+    ridge: float = 1e-3
+    batch_norm: BatchNorm = "share"
+
+    def __post_init__(self) -> None:
+        batchnorm.check(self.batch_norm)
+        checks.whole("FedGMM", components=self.components, gaussians=self.gaussians)
+        checks.one_of("FedGMM", "encoders", self.encoders, "shared", "own")
+        checks.one_of("FedGMM", "embedding", self.embedding, "fixed", "learned")
+        if not isinstance(self.ridge, int | float) or not 0 < self.ridge < math.inf:
+            raise ValueError(
+                f"FedGMM's ridge must be above 0 and finite, so that no covariance is singular; given {self.ridge!r}."
+            )
+        if not isinstance(self.task, Supervised):
+            raise TypeError(
+                f"FedGMM's task is an encoder and a head, by classification(encoder, federation) or regression(…); "
+                f"given {checks.kind_of(self.task)}."
+            )
+        if not isinstance(self.router, Network):
+            raise TypeError(
+                f"FedGMM's router is a Network(module, federation.inputs); given {checks.kind_of(self.router)}."
+            )
+
+    @property
+    def experts(self) -> Experts:
+        return Experts(self.task, self.components, self.encoders == "shared")
+
+    @property
+    def learns(self) -> bool:
+        """Whether the embedding is trained."""
+        return self.embedding == "learned"
+
+    @property
+    def weights(self) -> Weights:
+        """Of all means. No choice: the Gaussians' moments are those of all examples."""
+        return "examples"
+
+    # The server
+
+    def init_server(self, clients: Clients, key: Tensor) -> Tree:
+        nu, buffers = self.router.init(keys.fold(key, "embedding"))
+        embedding = {"encoder": nu} | ({"buffers": buffers} if buffers else {})
+        if self.learns:
+            embedding["head"] = linear_init(keys.fold(key, "classifier"), self.task.outputs, self.router.features())
+        pooled = clients.mean(self.survey, {"embedding": embedding}, keys.fold(key, "survey"))
+        return {
+            "model": self.experts.init(key),
+            "embedding": embedding,
+            "gaussians": drawn(pooled, self.gaussians, self.ridge, keys.fold(key, "means")),
+            "tau": clients.sizes[:, None].float().expand(-1, self.gaussians) / self.gaussians,
+        }
+
+    def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
+        message = averaging.broadcast(self, server["model"], clients) | {"gaussians": server["gaussians"]}
+        if self.learns:
+            message |= {
+                "embedding": server["embedding"],
+                "routing_lr": self.routing.rate(clients.round, clients.rounds),
+            }
+        expected = clients.collect(self.expect, message, key)
+        mean = clients.mean(self.maximise, message, key)
+        embedding = server["embedding"] | mean["embedding"]
+        # With the embedding as it is now: Gaussians that were fitted to the old one would be a round late.
+        moments = clients.mean(self.measure, {"embedding": embedding} if self.learns else {}, key)
+        server = {
+            "model": averaging.refreshed(self, server["model"] | mean["model"], clients, key),
+            "embedding": embedding,
+            "gaussians": refitted(server["gaussians"], moments, self.ridge),
+            "tau": server["tau"].index_copy(0, expected.ids, expected.value),  # who wasn't asked keeps its row
+        }
+        return server, {name: mean[name] for name in ("loss", "routing_loss") if name in mean}
+
+    # The clients
+
+    def survey(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
+        """Before anything: the moments of the client's embedded inputs."""
+        e = self._embed_all(message["embedding"], data.train)
+        return client, moments_of(e, data.train.mask[:, None], data.train.count)
+
+    def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
+        server, cells = message["server"], (self.gaussians, self.components)
+        pi = torch.full(cells, 1 / (self.gaussians * self.components))
+        client = averaging.enrol(self, server["model"]) | {"pi": pi}
+        client["gamma"] = PerExample(pi * data.train.mask[:, None, None])
+        if not self.learns:
+            client["embedded"] = PerExample(self._embed_all(server["embedding"], data.train))
+        elif self.routing.keep_momentum:
+            client["routing_velocity"] = zeros_like(trained(server["embedding"]))
+        return client
+
+    def expect(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
+        """The local E-step, and π_i; the Gaussians' totals τ_i, ``(M₁,)``, go to the server."""
+        model = batchnorm.receive(self.batch_norm, message["model"], client)
+        log_densities = log_normal(self._embedded(client, message, data.train), message["gaussians"])
+        log_likelihoods = self.experts.log_likelihoods(model, data.train)
+        gamma = responsibilities(client["pi"], log_densities, log_likelihoods) * data.train.mask[:, None, None]
+        pi = gamma.sum(0) / data.train.count
+        return client | {"gamma": PerExample(gamma), "pi": pi}, gamma.sum((0, 2))
+
+    def maximise(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
+        """The M-step by local SGD: the experts', and a learned embedding's training."""
+        model = batchnorm.receive(self.batch_norm, message["model"], client)
+        examples = data.train.adding(w=client["gamma"].values.sum(1))
+        end = self.local.minimise(
+            self.experts.weighted_loss, model, examples, key, message["lr"], client.get("velocity")
+        )
+        client = averaging.remember(self.local, batchnorm.keep(self.batch_norm, client, end.params), end.velocity)
+        reply = {"model": batchnorm.send(self.batch_norm, end.params), "loss": end.loss, "embedding": {}}
+        if self.learns:
+            end = self.routing.minimise(
+                self.label_loss,
+                message["embedding"],
+                data.train,
+                key,
+                message["routing_lr"],
+                client.get("routing_velocity"),
+            )
+            client = client | ({"routing_velocity": end.velocity} if self.routing.keep_momentum else {})
+            reply |= {"embedding": end.params, "routing_loss": end.loss}
+        return client, reply
+
+    def measure(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
+        """The M-step of the Gaussians: N, s and S under the responsibilities, divided by n_i."""
+        e = self._embedded(client, message, data.train)
+        return client, moments_of(e, client["gamma"].values.sum(2), data.train.count)
+
+    def label_loss(self, embedding: Tree, batch: Batch) -> tuple[Tensor, Tree]:
+        """The embedding as a classifier, or a regression, of its own."""
+        e, buffers = self.router(embedding["encoder"], embedding.get("buffers", {}), batch["x"], train=True)
+        return self.task.criterion.loss(linear(embedding["head"], e), batch["y"]), buffers
+
+    def statistics(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
+        """BatchNorm's statistics of the averaged experts on the client's training data."""
+        return client, self.experts.statistics(message["model"], data.train)
+
+    # Prediction and routing
+
+    def predict(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
+        """log Σ_b P_i(b|x) p(y|x; θ_b), P_i(b|x) ∝ Σ_a π_i(a, b) N(e(x); μ_a, Σ_a)."""
+        outputs, _ = self.experts.outputs(batchnorm.receive(self.batch_norm, server["model"], client), x)
+        log_densities = log_normal(self._embed(server["embedding"], x), server["gaussians"])
+        log_weights = torch.logsumexp(client["pi"].log() + log_densities[:, :, None], dim=1)
+        return self.task.criterion.mix(torch.log_softmax(log_weights, dim=1).to(outputs.dtype), outputs)
+
+    def route(self, server: Tree, x: Tensor) -> Tensor:
+        """The clients' log-posterior: ρ_i times the density of its mixture of Gaussians."""
+        e = self._embed(server["embedding"], x)
+        log_joint = server["tau"].log() + log_normal(e, server["gaussians"])[:, None]
+        return torch.log_softmax(torch.logsumexp(log_joint, dim=2), dim=1).to(e.dtype)
+
+    def _embed(self, embedding: Tree, x: Tensor) -> Tensor:
+        return self.router(embedding["encoder"], embedding.get("buffers", {}), x)[0]
+
+    def _embed_all(self, embedding: Tree, examples: Examples) -> Tensor:
+        return torch.cat([self._embed(embedding, batch["x"]) for batch in examples.pieces(PIECE)])
+
+    def _embedded(self, client: Tree, message: Tree, examples: Examples) -> Tensor:
+        """``(N, d)``; a fixed embedding's is computed once, at enrolment."""
+        if self.learns:
+            return self._embed_all(message["embedding"], examples)
+        found: Tensor = client["embedded"].values
+        return found
+
+
+def responsibilities(pi: Tensor, log_densities: Tensor, log_likelihoods: Tensor) -> Tensor:
+    """The joint posterior, γ_j(a, b) ∝ π(a, b) · density_j(a) · likelihood_j(b), in the likelihoods' type.
+
+    Args:
+        pi: ``(M₁, M₂)``.
+        log_densities: ``(n, M₁)``.
+        log_likelihoods: ``(n, M₂)``.
+
+    >>> responsibilities(torch.tensor([[0.5, 0.1], [0.1, 0.3]]), torch.zeros(1, 2), torch.zeros(1, 2))
+    tensor([[[0.5000, 0.1000],
+             [0.1000, 0.3000]]])
+    """
+    log_joint = pi.log() + log_densities[:, :, None] + log_likelihoods[:, None, :]
+    return torch.softmax(log_joint.flatten(1), dim=1).reshape(log_joint.shape).to(log_likelihoods.dtype)
