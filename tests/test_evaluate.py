@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from archipel import SGD, Algorithm, FedAvg, Federation, FedSPM, Network, classification, fit
+from archipel.calibration import calibration_error
 from archipel.data.federation import Client
 from archipel.evaluate import vote
 from archipel.trees import flatten
@@ -86,7 +87,13 @@ def test_system_and_average_accuracy_by_brute_force(uneven, engine):
     assert run.metrics["system_accuracy"] == pytest.approx((pooled == 0).double().mean().item())
     own = by_hand(uneven, [0, 1, 2, 0])
     assert run.metrics["average_accuracy"] == pytest.approx(weighted(uneven, own))
-    assert set(run.metrics) == {"system_accuracy", "average_accuracy"}
+    assert set(run.metrics) == {
+        "system_accuracy",
+        "average_accuracy",
+        "worst_accuracy",
+        "worst_decile_accuracy",
+        "ece",
+    }
     assert [row["accuracy"] for row in run.table] == pytest.approx(own)
     assert [(row["client"], row["train"], row["test"]) for row in run.table] == [
         (c.name, len(c.train["y"]), len(c.test["y"])) for c in uneven.clients
@@ -116,6 +123,28 @@ def test_a_shared_model_is_the_system_and_everybodys_own(uneven):
     pooled = torch.cat(right).double().mean().item()
     assert run.metrics["system_accuracy"] == run.metrics["global_accuracy"] == pytest.approx(pooled)
     assert run.metrics["average_accuracy"] == pytest.approx(weighted(uneven, [r.double().mean().item() for r in right]))
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_models_that_are_adapted_before_evaluation_vote(uneven, engine):
+    @dataclass(frozen=True)
+    class Tuned(Adapting):
+        """Keeps nothing at its clients, as fine-tuning doesn't, and has a global model beside."""
+
+        def init_client(self, message, data, key):
+            return {}
+
+        def adapt(self, server, client, data, key):
+            return {"favourite": (data.train.count > 10).long()}
+
+        def predict(self, server, client, x):
+            return super().predict(server, {"favourite": torch.tensor(2)} | client, x)
+
+    run = fit(Tuned(), uneven, rounds=1, engine=engine)
+    assert (uneven.sizes > 10).tolist() == [False, True, True, True]  # three of four say 1 then
+    pooled = torch.cat([client.test["y"] for client in uneven.clients])
+    assert run.metrics["system_accuracy"] == pytest.approx((pooled == 1).double().mean().item())
+    assert run.metrics["global_accuracy"] == pytest.approx((pooled == 2).double().mean().item())
 
 
 @pytest.mark.parametrize("engine", ["loop", "batched"])
@@ -158,6 +187,8 @@ def test_a_regression_is_scored_by_its_root_mean_squared_error(engine):
     assert run.metrics["system_rmse"] == pytest.approx((pooled - 0.5).square().mean().sqrt().item(), rel=1e-6)
     assert run.metrics["average_rmse"] == pytest.approx(weighted(federation, own) ** 0.5, rel=1e-6)
     assert [row["rmse"] for row in run.table] == pytest.approx([v**0.5 for v in own], rel=1e-6)
+    assert run.metrics["worst_rmse"] == pytest.approx(max(own) ** 0.5, rel=1e-6)
+    assert set(run.metrics) == {"system_rmse", "average_rmse", "worst_rmse"}
 
 
 @pytest.mark.parametrize("engine", ["loop", "batched"])
@@ -207,3 +238,87 @@ def test_validation_is_not_evaluated_on():
             return {"favourite": torch.tensor(2)}
 
     assert fit(Last(), federation, rounds=1).metrics["average_accuracy"] == 0
+
+
+def brute_force_ece(rows):
+    """ECE of (weight, confidence, right) triples, bin by bin; a confidence on a border belongs to the bin below it."""
+    total = sum(weight for weight, _, _ in rows)
+    error = 0.0
+    for b in range(15):
+        inside = [row for row in rows if b / 15 < row[1] <= (b + 1) / 15 or (b == 0 and row[1] == 0)]
+        error += abs(sum(weight * (right - confidence) for weight, confidence, right in inside))
+    return error / total
+
+
+def test_calibration_by_brute_force_and_by_hand():
+    generator = torch.Generator().manual_seed(0)
+    # off the borders k/15, where one rounding decides
+    confidence = (torch.randint(0, 1000, (500,), generator=generator).double() + 0.4) / 1000
+    right = torch.rand(500, generator=generator) < 0.6
+    rows = [(1.0, c, r) for c, r in zip(confidence.tolist(), right.tolist(), strict=True)]
+    assert calibration_error(confidence, right) == pytest.approx(brute_force_ece(rows), rel=1e-12)
+    # nine of ten right at 0.9, three of four at 0.75: perfect (0.9 and 1/14 are no binary fractions: rounding)
+    confidence = torch.tensor([0.9] * 10 + [0.75] * 4, dtype=torch.float64)
+    right = torch.tensor([1] * 9 + [0] + [1] * 3 + [0])
+    assert calibration_error(confidence, right) == pytest.approx(0.0, abs=1e-15)
+    # the same answers taken for certain: 2 wrong of 14
+    assert calibration_error(torch.ones(14), right) == pytest.approx(2 / 14, rel=1e-12)
+    # over- and underconfidence in one bin cancel, in two they don't
+    assert calibration_error(torch.tensor([0.95, 0.95]), torch.tensor([1, 1])) == pytest.approx(0.05, rel=1e-6)
+    assert calibration_error(torch.tensor([0.0, 1.0]), torch.tensor([0, 1])) == 0.0
+
+
+def test_a_calibrated_forecaster_has_a_small_error():
+    generator = torch.Generator().manual_seed(1)
+    confidence = torch.rand(100_000, generator=generator, dtype=torch.float64)
+    right = torch.rand(100_000, generator=generator, dtype=torch.float64) < confidence
+    # a bin of n_b has E|gap| <= 0.5 / sqrt(n_b); with n/15 examples each, their weighted sum is below 0.5 sqrt(15/n)
+    assert calibration_error(confidence, right) < 0.5 * (15 / 100_000) ** 0.5
+
+
+def test_perfect_and_hopeless_forecasts():
+    assert calibration_error(torch.ones(10), torch.ones(10)) == 0.0
+    assert calibration_error(torch.ones(10), torch.zeros(10)) == 1.0
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_worst_clients_and_calibration_by_brute_force(uneven, engine):
+    task = classification(nn.Linear(3, 4), uneven)
+    block = SGD(lr=0.2, steps=10, batch=8)
+    spm = FedSPM(task, Network(nn.Linear(3, 4), uneven.inputs), components=2, local=block, routing=block)
+    run = fit(spm, uneven, rounds=3, engine=engine)
+    own, rows, routed = [], [], []
+    for i, client in enumerate(uneven.clients):
+        answers = spm.predict(run.server, run.clients[i], client.test["x"]).exp()
+        right = (answers.argmax(-1) == client.test["y"]).tolist()
+        own.append(sum(right) / len(right))
+        share = len(client.train["y"]) / len(right)
+        rows += [(share, c, r) for c, r in zip(answers.max(-1).values.tolist(), right, strict=True)]
+        posterior = spm.route(run.server, client.test["x"]).exp()
+        routed += [(1.0, p.max().item(), p.argmax().item() == i) for p in posterior]
+    assert len(set(own)) > 1
+    assert run.metrics["worst_accuracy"] == pytest.approx(min(own))
+    assert run.metrics["worst_decile_accuracy"] == pytest.approx(min(own))  # a tenth of four clients is one
+    # float32 answers of two forward passes: some 1e-7 each
+    assert run.metrics["ece"] == pytest.approx(brute_force_ece(rows), abs=1e-5)
+    assert run.metrics["routing_ece"] == pytest.approx(brute_force_ece(routed), abs=1e-5)
+
+
+@pytest.mark.parametrize(("clients", "worst"), [(10, 1), (11, 2), (20, 2)])
+def test_the_worst_tenth_is_rounded_up(clients, worst):
+    # client i holds 20 test examples of class 0, but for i of them, and always says 0
+    @dataclass(frozen=True)
+    class Zero(Constant):
+        def init_client(self, message, data, key):
+            return {"favourite": torch.tensor(0)}
+
+    parts = []
+    for i in range(clients):
+        y = torch.where(torch.arange(20) < i, 1, 0)
+        columns = {"x": torch.zeros(20, 2), "y": y}
+        parts.append(Client(f"{i}", train=columns, test=columns))
+    inputs = Federation.from_arrays([(torch.zeros(9, 2), torch.arange(9) % 3)]).inputs
+    run = fit(Zero(), Federation("ordered", tuple(parts), inputs, ("a", "b", "c")), rounds=1)
+    accuracies = sorted((20 - i) / 20 for i in range(clients))
+    assert run.metrics["worst_accuracy"] == pytest.approx(accuracies[0])
+    assert run.metrics["worst_decile_accuracy"] == pytest.approx(sum(accuracies[:worst]) / worst)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from archipel.algorithm import Adapts, Algorithm, Clients, Predicts, PredictsGlobally, Routes
+from archipel.calibration import BINS, calibration_error, gaps
 from archipel.data.federation import Federation
 from archipel.examples import ClientData, Examples
 from archipel.trees import Tree
@@ -30,8 +32,18 @@ class Evaluation:
       examples), after adaptation where the method adapts; then ``average_before_accuracy`` is without it.
     - ``routing_accuracy``: how often the most likely client is the one a pooled test example came from.
     - ``global_accuracy``: one model for everybody on the pooled test examples, where the method has one.
+    - ``worst_accuracy``: the least of the clients' own accuracies that ``average_accuracy`` averages;
+      ``worst_decile_accuracy``: the plain mean of the lowest tenth of them, m/10 rounded up.
+    - ``ece``: expected calibration error of the personal models' answers on their own test examples. An example of
+      client i weighs (n_i/n)/t_i, t_i its test examples, as it does in ``average_accuracy``; examples of all clients
+      are binned together by the confidence of the answer (:func:`archipel.calibration.gaps`), and
+      ECE = Σ_b |Σ_ij∈b w_ij (right_ij − confidence_ij)|.
+    - ``routing_ece``: the same of the router: its confidence in the most likely client of a pooled test example, all
+      with the same weight.
 
-    For regression the same with ``rmse`` for accuracy, and the mean of the personal models' values for the vote.
+    Clients without test examples are left out of what is averaged or least. For regression the same accuracies with
+    ``rmse`` for accuracy and the mean of the personal models' values for the vote; ``worst_rmse`` is the largest, and
+    there are no worst tenth and no calibration.
 
     Args:
         metrics: by name.
@@ -57,8 +69,8 @@ class Examiner:
         personal = client
         if isinstance(algorithm, Adapts):
             personal = algorithm.adapt(server, client, data, key)
-            reply["before"] = self._score(server, client, data.test)
-        reply["own"] = self._score(server, personal, data.test)
+            reply["before"] = self._examined(server, client, data.test)["score"]
+        reply["own"] = self._examined(server, personal, data.test)
         if "x" in message:
             reply["answers"] = torch.cat([self._answer(server, personal, x) for x in message["x"].split(PIECE)])
         return client, reply
@@ -69,12 +81,18 @@ class Examiner:
         assert isinstance(self.algorithm, PredictsGlobally)
         return self.algorithm.predict_global(server, x)
 
-    def _score(self, server: Tree, client: Tree, test: Examples | None) -> Tensor:
-        if test is None:
-            return torch.zeros(())  # replies look alike; who has no tests is left out of the averages
-        scores = [score(self._answer(server, client, b["x"]), b["y"], self.regression) for b in test.pieces(PIECE)]
-        total = torch.where(test.mask, torch.cat(scores), 0.0)
-        return total.sum() / torch.clamp(test.count, min=1)
+    def _examined(self, server: Tree, client: Tree, test: Examples | None) -> Tree:
+        """The mean score on the client's test examples, and for classes the calibration's gaps."""
+        if test is None:  # replies look alike; who has no tests is left out of the averages
+            return {"score": torch.zeros(()), "gaps": torch.zeros(BINS)}
+        answers = torch.cat([self._answer(server, client, batch["x"]) for batch in test.pieces(PIECE)])
+        y = torch.cat([batch["y"] for batch in test.pieces(PIECE)])
+        weights = test.mask / torch.clamp(test.count, min=1)
+        scores = score(answers, y, self.regression)
+        found = {"score": torch.where(test.mask, scores, 0.0).sum() / torch.clamp(test.count, min=1)}
+        if not self.regression:
+            found["gaps"] = gaps(answers.max(-1).values.exp(), scores, weights)
+        return found
 
 
 def score(answers: Tensor, y: Tensor, regression: bool) -> Tensor:
@@ -132,28 +150,35 @@ def evaluate(algorithm: Algorithm, server: Tree, clients: Clients, federation: F
 
     pooled_x, pooled_y = (torch.cat([test[column] for test in tests]) for column in ("x", "y"))
     origin = torch.repeat_interleave(torch.arange(len(tests)), torch.tensor(counts))
-    own: dict[str, list[tuple[int, float]]] = {"own": [], "before": []}
+    own: dict[str, dict[int, Tensor]] = {"score": {}, "gaps": {}, "before": {}}
 
     def note(ids: Tensor, value: Tree) -> None:
-        for part, found in own.items():
-            if part in value:
-                values = value[part].double().tolist()
-                found.extend((i, v) for i, v in zip(ids.tolist(), values, strict=True) if counts[i])
+        replies = value["own"] | ({"before": value["before"]} if "before" in value else {})
+        for part, values in replies.items():
+            own[part].update((i, v) for i, v in zip(ids.tolist(), values.double(), strict=True) if counts[i])
+
+    def average(part: str) -> Tensor:
+        weights = everyone.sizes[list(own[part])].double()
+        mean: Tensor = torch.tensordot(weights / weights.sum(), torch.stack(list(own[part].values())), 1)
+        return mean
 
     if isinstance(algorithm, PredictsGlobally):
         answers = torch.cat([algorithm.predict_global(server, x) for x in pooled_x.split(PIECE)])
         put("global", score(answers, pooled_y, regression))
     if isinstance(algorithm, Routes):
-        routed = torch.cat([algorithm.route(server, x).argmax(-1) for x in pooled_x.split(PIECE)])
+        found = [algorithm.route(server, x).max(-1) for x in pooled_x.split(PIECE)]
+        routed = torch.cat([most.indices for most in found])
+        certainty = torch.cat([most.values for most in found]).exp()
         answers, answered = _routed_answers(examiner, server, everyone, pooled_x, routed, key)
         for ids, value in answered:
             note(ids, value)
         put("system", score(answers, pooled_y, regression))
         metrics["routing_accuracy"] = float((routed == origin).double().mean())
+        metrics["routing_ece"] = calibration_error(certainty, routed == origin)
         for i, entry in enumerate(table):
             entry["routed"] = float((routed[origin == i] == i).double().mean()) if counts[i] else None
-    elif isinstance(algorithm, PredictsGlobally) and not everyone.stateful:
-        # Clients that keep nothing have no model of their own: all votes are the global model's.
+    elif isinstance(algorithm, PredictsGlobally) and not (everyone.stateful or isinstance(algorithm, Adapts)):
+        # Clients that keep nothing and adapt nothing have no model of their own: all votes are the global model's.
         replies = everyone.evaluate(examiner.examine, {"server": server}, key)
         note(replies.ids, replies.value)
         metrics[f"system_{unit}"] = metrics[f"global_{unit}"]
@@ -164,13 +189,16 @@ def evaluate(algorithm: Algorithm, server: Tree, clients: Clients, federation: F
             put("system", score(replies.value["answers"].mean(0), pooled_y, regression))
         else:
             put("system", (vote(replies.value["answers"]) == pooled_y).double())
-    for part, name in (("own", "average"), ("before", "average_before")):
-        if own[part]:
-            who, values = zip(*own[part], strict=True)
-            weights = everyone.sizes[list(who)].double()
-            put(name, float((weights * torch.tensor(values)).sum() / weights.sum()))
-    for i, value in own["own"]:
-        table[i][unit] = value**0.5 if regression else value
+    put("average", average("score"))
+    if own["before"]:
+        put("average_before", average("before"))
+    ordered = sorted((float(value) for value in own["score"].values()), reverse=regression)  # the worst first
+    put("worst", ordered[0])
+    if not regression:
+        put("worst_decile", torch.tensor(ordered[: math.ceil(len(ordered) / 10)]))
+        metrics["ece"] = float(average("gaps").abs().sum())
+    for i, value in own["score"].items():
+        table[i][unit] = float(value) ** 0.5 if regression else float(value)
     return Evaluation(metrics, table)
 
 

@@ -55,6 +55,8 @@ def federation_from(config: RunConfig) -> Federation:
             minimum=data.minimum,
         )
     source = load_source(data.source, data.data_dir)
+    if data.superclasses:
+        source = source.by_superclass()
     if data.partition is not None:
         made = _by_partition(source, data, data.partition, seed)
     else:

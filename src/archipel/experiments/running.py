@@ -101,7 +101,7 @@ def rounds_done(config: RunConfig, folder: Path) -> int:
     checkpoint = Checkpoint.load(folder)
     if checkpoint is None:
         return 0
-    there, here = _flat(config_of(folder).model_dump()), _flat(config.model_dump())
+    there, here = flat(config_of(folder).model_dump()), flat(config.model_dump())
     different = [key for key in there | here if there.get(key) != here.get(key) and key not in WITHOUT_EFFECT]
     if different:
         lines = [f"  {key}: {there.get(key, 'not set')} there, {here.get(key, 'not set')} now" for key in different]
@@ -149,8 +149,13 @@ def _clear(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings by their dotted paths.
+
+    >>> flat({"seed": 0, "data": {"source": "digits"}})
+    {'seed': 0, 'data.source': 'digits'}
+    """
     found: dict[str, Any] = {}
     for key, value in settings.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return found

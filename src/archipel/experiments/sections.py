@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import nn
 
+from archipel.compress import COMPRESSORS, Compressor
 from archipel.data.algebra import Shift
 from archipel.data.arrays import Kind
 from archipel.data.compose import make_shift
@@ -46,6 +48,35 @@ class PartitionSection(Section):
     def _check(self) -> Self:
         check_partition(self.name, self.options)
         return self
+
+
+class CompressorSection(Section):
+    """How what clients send is compressed: :mod:`archipel.compress`.
+
+    Args:
+        name: which compressor, its class's in lower case; all other keys are its fields, as in ``{name: dithering,
+            levels: 4}``.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self.build()
+        return self
+
+    def build(self) -> Compressor:
+        known = {name.lower(): kind for name, kind in COMPRESSORS.items()}
+        if self.name not in known:
+            raise ValueError(f"There is no compressor {self.name!r}; there are {', '.join(known)}.")
+        given = self.model_extra or {}
+        try:
+            return known[self.name](**given)
+        except TypeError as error:  # a field that it hasn't got, or lacks
+            has = ", ".join(inspect.signature(known[self.name]).parameters) or "none"
+            raise ValueError(f"{self.name}'s settings are {has}; given {', '.join(given) or 'none'}.") from error
 
 
 class ShiftSection(Section):
@@ -97,6 +128,7 @@ class Divided(Section):
         test: fraction of each client's examples for testing.
         validation: fraction for validation.
         size: pixels a side; ``None``: the source's own, or 16 where that's smaller.
+        superclasses: learn the superclasses, of which CIFAR-100 has 20, instead of the classes.
         seed: of the division; ``None``: the run's.
         view: ``"federation"``, or ``"oracle"``: one client with everybody's examples, labels un-permuted.
     """
@@ -112,6 +144,7 @@ class Divided(Section):
     test: Fraction = 0.3
     validation: Fraction = 0.0
     size: Positive | None = None
+    superclasses: bool = False
     seed: Annotated[int, Field(ge=0)] | None = None
     view: Literal["federation", "oracle"] = "federation"
 
@@ -124,6 +157,8 @@ class Divided(Section):
     def _check(self) -> Self:
         if self.source in TABLES:
             self._check_table()
+        if self.superclasses and self.source != "cifar100":
+            raise ValueError(f"{self.source} has no superclasses; cifar100 does.")
         if self.partition is not None:
             self._check_partition(self.partition)
         for shift in self.shifts:
@@ -157,6 +192,8 @@ class Divided(Section):
             raise ValueError(f"{self.source} has no clients of its own; data.source=femnist, for one, has.")
         if partition.name == "pachinko" and self.source != "cifar100":
             raise ValueError(f"pachinko needs superclasses, which {self.source} doesn't have; cifar100 does.")
+        if partition.name == "pachinko" and self.superclasses:
+            raise ValueError("pachinko draws classes within superclasses; leave out superclasses, which joins them.")
         if self.source == "diabetes" and partition.name not in ("iid", "quantity"):
             raise ValueError(f"diabetes is a regression, without classes for {partition.name}; take iid or quantity.")
 

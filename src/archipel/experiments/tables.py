@@ -16,6 +16,10 @@ METRICS = {
     "average_before": "the same before adaptation",
     "routing": "queries that reach their client",
     "global": "one model for all",
+    "worst": "the client served worst",
+    "worst_decile": "the tenth of the clients served worst",
+    "ece": "how far answers' confidence is from their accuracy",
+    "routing_ece": "the same for whose a query is",
 }
 
 
@@ -36,7 +40,7 @@ def metrics_table(metrics: dict[str, float]) -> Table:
     for name, value in metrics.items():
         stem, _, unit = name.rpartition("_")
         shown = percent(value) if unit == "accuracy" else f"{value:.4g}"
-        table.add_row(name.replace("_", " "), shown, METRICS.get(stem, ""))
+        table.add_row(name.replace("_", " "), shown, METRICS.get(stem, METRICS.get(name, "")))
     return table
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,17 @@ class Source:
 
     def __len__(self) -> int:
         return len(self.y)
+
+    def by_superclass(self) -> "Source":
+        """The same examples with their superclasses as classes.
+
+        Raises:
+            ValueError: there are no superclasses.
+        """
+        if self.superclass is None:
+            raise ValueError(f"{self.name} has no superclasses.")
+        y = self.superclass[self.y]
+        return replace(self, y=y, classes=self.superclasses, superclass=None, superclasses=())
 
     def __repr__(self) -> str:
         what = f"{len(self.classes)} classes" if self.classes else "regression"
