@@ -1,0 +1,94 @@
+"""Means, distribution functions and quantiles of populations as weighted averages over pooled points.
+
+J. Chen, Y. Liu: Quantile and quantile-function estimations under density ratio model, Annals of Statistics 41, 2013.
+With the weights ``model.distributions`` of a fitted :class:`archipel.drm.DensityRatioModel` every population learns
+from everybody's points; with ``model.empirical`` from its own alone, as without a model.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def means(weights: Tensor, values: Tensor) -> Tensor:
+    """E_l f = Σ_j p_jl f(x_j).
+
+    For f in the span of the basis h this is the population's own sample mean: the model learns nothing there from the
+    others.
+
+    Args:
+        weights: ``(n, L)`` p; columns sum to one.
+        values: ``(n,)`` or ``(n, k)`` f at the pooled points.
+
+    Returns:
+        ``(L,)`` or ``(L, k)`` float64.
+
+    >>> means(torch.tensor([[0.5, 0.0], [0.5, 1.0]]), torch.tensor([2.0, 4.0]))
+    tensor([3., 4.], dtype=torch.float64)
+    """
+    p, f = _pair(weights, values)
+    return p.T @ f
+
+
+def distribution_functions(weights: Tensor, values: Tensor, at: Tensor) -> Tensor:
+    """F_l(t) = Σ_j p_jl 1(f(x_j) ≤ t).
+
+    Args:
+        weights: ``(n, L)`` p; columns sum to one.
+        values: ``(n,)`` f at the pooled points.
+        at: ``(k,)`` where.
+
+    Returns:
+        ``(k, L)`` float64.
+
+    >>> distribution_functions(torch.tensor([[0.5, 0.0], [0.5, 1.0]]), torch.tensor([2.0, 4.0]), torch.tensor([3.0]))
+    tensor([[0.5000, 0.0000]], dtype=torch.float64)
+    """
+    ordered, cumulative = _steps(weights, values)
+    below = torch.searchsorted(ordered, at.to(torch.float64), right=True)
+    return torch.cat([cumulative.new_zeros(1, cumulative.shape[1]), cumulative])[below]
+
+
+def quantiles(weights: Tensor, values: Tensor, levels: Tensor) -> Tensor:
+    """The smallest value at which F_l reaches a level, inf{t: F_l(t) ≥ u}.
+
+    Args:
+        weights: ``(n, L)`` p; columns sum to one.
+        values: ``(n,)`` f at the pooled points.
+        levels: ``(k,)`` u, floats above 0 and at most 1.
+
+    Returns:
+        ``(k, L)`` float64.
+
+    Raises:
+        ValueError: a level outside (0, 1].
+
+    >>> quantiles(torch.tensor([[0.5, 0.0], [0.5, 1.0]]), torch.tensor([2.0, 4.0]), torch.tensor([0.5]))
+    tensor([[2., 4.]], dtype=torch.float64)
+    """
+    u = levels.to(torch.float64)
+    if bool(((u <= 0) | (u > 1)).any()):
+        raise ValueError(f"levels are {u.tolist()}; quantiles are of levels above 0 and at most 1.")
+    ordered, cumulative = _steps(weights, values)
+    # Sums of weights, and 0.05 in float32, are a rounding off: a twentieth of a sample is still its twentieth.
+    rounding = max(1e-12, torch.finfo(levels.dtype).eps)
+    reached = torch.searchsorted(cumulative.T.contiguous(), (u - rounding).expand(cumulative.shape[1], -1).contiguous())
+    return ordered[reached.clamp(max=len(ordered) - 1)].T
+
+
+def _steps(weights: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    p, f = _pair(weights, values)
+    if f.dim() != 1:
+        raise ValueError(f"values have the shape {tuple(f.shape)}; give one number a point, ({len(p)},).")
+    ordered, index = f.sort(stable=True)
+    return ordered, p[index].cumsum(0)
+
+
+def _pair(weights: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    if weights.dim() != 2 or len(values) != len(weights):
+        raise ValueError(
+            f"weights have the shape {tuple(weights.shape)} and there are {len(values)} values; weights are (points, "
+            "populations), and values are given for all pooled points."
+        )
+    return weights.to(torch.float64), values.to(torch.float64)

@@ -1,0 +1,187 @@
+"""Density ratio models: populations that are tilts of one baseline that nobody models.
+
+J. A. Anderson: Multivariate logistic compounds, Biometrika 66, 1979; J. Chen, Y. Liu: Quantile and quantile-function
+estimations under density ratio model, Annals of Statistics 41, 2013. Equation numbers are those of Z. Wang et al.:
+FedSPM, arXiv 2607.04085, 2026.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from archipel.checks import above_zero, at_least_zero, whole
+from archipel.drm.objectives import normalising
+from archipel.drm.tilts import maximum
+
+Basis = Callable[[Tensor], Tensor]
+"""h: points (n, …) to features (n, d)."""
+
+
+def linear(x: Tensor) -> Tensor:
+    """h(x) = x: right for normal populations that share their covariance, ``(n, d)``."""
+    return x.reshape(len(x), -1)
+
+
+def quadratic(x: Tensor) -> Tensor:
+    """h(x) = (x_a, x_a x_b for a ≤ b): right for any normal populations, ``(n, d + d (d + 1)/2)``.
+
+    >>> quadratic(torch.tensor([[2.0, 3.0]]))
+    tensor([[2., 3., 4., 6., 9.]])
+    """
+    flat = linear(x)
+    a, b = torch.triu_indices(flat.shape[1], flat.shape[1])
+    return torch.cat([flat, flat[:, a] * flat[:, b]], dim=1)
+
+
+def pool(samples: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Samples of L populations, ``(n_l, …)`` each, as pooled points ``(n, …)`` and memberships ``(n, L)``.
+
+    >>> points, memberships = pool([torch.zeros(2, 3), torch.ones(1, 3)])
+    >>> points.shape, memberships.tolist()
+    (torch.Size([3, 3]), [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    """
+    sizes = torch.tensor([len(sample) for sample in samples])
+    labels = torch.repeat_interleave(torch.arange(len(samples)), sizes)
+    return torch.cat(list(samples)), torch.nn.functional.one_hot(labels, len(samples)).double()
+
+
+@dataclass(frozen=True, eq=False)
+class DensityRatioModel:
+    """dP_l/dG(x) = exp(γ_l + ξ_lᵀh(x)) (eq. 3) for L populations, fitted; G lives on the pooled points.
+
+    Make one with :meth:`fit`. Estimates of means, quantiles and distribution functions are weighted averages over the
+    pooled points: :mod:`archipel.drm.estimates` with the weights ``distributions``.
+
+    Args:
+        basis: h.
+        gamma: ``(L,)`` γ, such that G and all P_l have mass one.
+        xi: ``(L, d)`` ξ.
+        points: ``(n, …)`` the pooled points.
+        features: ``(n, d)`` h of them.
+        memberships: ``(n, L)`` w; rows sum to one.
+        baseline: ``(n,)`` r_j, the masses of G (eq. 5).
+
+    >>> x = torch.randn(20_000, 1, generator=torch.Generator().manual_seed(0))
+    >>> model = DensityRatioModel.fit(*pool([x[:10_000], x[10_000:] + 1]), reference=0)
+    >>> gap = model.log_ratios(torch.tensor([[2.0]])) - torch.tensor([[0.0, 1.5]])  # N(1, 1) is exp(x − 1/2) N(0, 1)
+    >>> bool(gap.abs().max() < 0.1)
+    True
+    >>> model.distributions.sum(0)
+    tensor([1.0000, 1.0000], dtype=torch.float64)
+    """
+
+    basis: Basis
+    gamma: Tensor
+    xi: Tensor
+    points: Tensor
+    features: Tensor
+    memberships: Tensor
+    baseline: Tensor
+
+    @classmethod
+    def fit(
+        cls,
+        points: Tensor,
+        memberships: Tensor,
+        basis: Basis = linear,
+        *,
+        reference: int | None = None,
+        ridge: float = 0.0,
+        tolerance: float = 1e-12,
+        max_iterations: int = 100,
+    ) -> DensityRatioModel:
+        """Maximises the profile log empirical likelihood Σ_j log r_j + Σ_jl w_jl (γ_l + ξ_lᵀh(x_j)).
+
+        At its maximum λ_l = τ_l/n with τ_l = Σ_j w_jl (App. C.5), so that it is found as that of the dual empirical
+        likelihood, a multinomial logistic regression with the offsets log τ_l, which is concave. Then
+        r_j = 1/Σ_l τ_l exp(γ_l + ξ_lᵀh(x_j)).
+
+        Args:
+            points: ``(n, …)`` the pooled sample.
+            memberships: ``(n, L)`` w: one-hot where populations are known (:func:`pool`), or responsibilities of
+                latent ones; rows sum to one.
+            basis: h; a network will do. It is evaluated without gradient.
+            reference: the population that is G (γ = 0, ξ = 0). ``None``: G is such that Σ_l τ_l ξ_l = 0. Either is one
+                of many descriptions of the same populations.
+            ridge: ridge/2 · ‖ξ‖², on standardised features, is taken off; populations keep mass one with it. Needed
+                where the basis keeps populations apart.
+            tolerance: on the likelihood's gradient, as a share of n.
+            max_iterations: Newton steps at most.
+
+        Raises:
+            ValueError: shapes that don't fit, an empty population, or populations that the basis keeps apart.
+        """
+        at_least_zero("DensityRatioModel", ridge=ridge)
+        above_zero("DensityRatioModel", tolerance=tolerance)
+        whole("DensityRatioModel", max_iterations=max_iterations)
+        w = memberships.to(torch.float64)
+        with torch.no_grad():
+            features = basis(points).detach().to(torch.float64)
+        _check(points, w, features, reference)
+        tilts = maximum(features, w, ridge, tolerance, max_iterations)
+        tau = w.sum(0)
+        origin = (tau / tau.sum()) @ tilts if reference is None else tilts[reference]
+        tilts = tilts - origin
+        gamma, xi = tilts[:, 0], tilts[:, 1:]
+        gamma = gamma + (normalising(gamma + features @ xi.T, tau) if reference is None else 0.0)
+        baseline = (-torch.logsumexp(tau.log() + gamma + features @ xi.T, dim=1)).exp()
+        return cls(basis, gamma, xi, points, features, w, baseline)
+
+    @property
+    def tau(self) -> Tensor:
+        """``(L,)`` τ: how many pooled points each population holds."""
+        return self.memberships.sum(0)
+
+    @property
+    def distributions(self) -> Tensor:
+        """``(n, L)``: the mass dP_l/dG(x_j) r_j that population l has on pooled point j; columns sum to one."""
+        return self.baseline[:, None] * (self.gamma + self.features @ self.xi.T).exp()
+
+    @property
+    def empirical(self) -> Tensor:
+        """``(n, L)``: the masses w_jl/τ_l that its own points alone would give population l."""
+        return self.memberships / self.tau
+
+    @property
+    def log_likelihood(self) -> float:
+        """The profile log empirical likelihood Σ_j log r_j + Σ_jl w_jl (γ_l + ξ_lᵀh(x_j))."""
+        a = self.gamma + self.features @ self.xi.T
+        return float(self.baseline.log().sum() + (self.memberships * a).sum())
+
+    @torch.no_grad()
+    def log_ratios(self, x: Tensor) -> Tensor:
+        """log dP_l/dG(x) = γ_l + ξ_lᵀh(x), ``(n', L)`` float64."""
+        return self.gamma + self.basis(x).to(torch.float64) @ self.xi.T
+
+    def route(self, x: Tensor, prior: Tensor | None = None) -> Tensor:
+        """log P(l|x) for each population, ``(n', L)``.
+
+        Args:
+            x: ``(n', …)`` queries.
+            prior: ``(L,)`` shares ρ of populations among queries; ``None``: τ/n, as in the sample.
+        """
+        rho = self.tau / self.tau.sum() if prior is None else prior.to(torch.float64)
+        return torch.log_softmax(rho.log() + self.log_ratios(x), dim=1)
+
+
+def _check(points: Tensor, w: Tensor, features: Tensor, reference: int | None) -> None:
+    n = len(points)
+    if w.dim() != 2 or len(w) != n or features.dim() != 2 or len(features) != n:
+        raise ValueError(
+            f"{n} points have memberships of the shape {tuple(w.shape)} and features of the shape "
+            f"{tuple(features.shape)}; they are ({n}, populations) and ({n}, features): see pool(samples)."
+        )
+    if not (bool(features.isfinite().all()) and bool(w.isfinite().all())):
+        raise ValueError("features or memberships hold NaN or infinite values.")
+    if bool((w < 0).any()) or not torch.allclose(w.sum(1), torch.ones(n, dtype=w.dtype), atol=1e-6):
+        raise ValueError("memberships aren't shares: entries are 0 or above, and every point's sum to one.")
+    L = w.shape[1]
+    empty = (w.sum(0) <= 0).nonzero()[:, 0].tolist()
+    if empty:
+        raise ValueError(f"populations {empty} hold no points. Leave them out.")
+    if reference is not None and not (isinstance(reference, int) and 0 <= reference < L):
+        raise ValueError(f"reference is {reference!r}; it is None or a population from 0 to {L - 1}.")

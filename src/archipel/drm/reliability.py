@@ -1,0 +1,74 @@
+"""Reliability of posteriors over clients: of queries that a router is 80 % sure of, 80 % should be that client's.
+
+A. H. Murphy, R. L. Winkler: Reliability of subjective probability forecasts of precipitation and temperature, Applied
+Statistics 26, 1977.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from archipel.calibration import BINS
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """A reliability diagram's numbers: queries in bins of the probability of the most likely client.
+
+    Args:
+        confidence: ``(b,)`` mean probability of the most likely client in the bins that hold queries.
+        accuracy: ``(b,)`` how often it was right.
+        count: ``(b,)`` int64 queries.
+    """
+
+    confidence: Tensor
+    accuracy: Tensor
+    count: Tensor
+
+    @property
+    def error(self) -> float:
+        """The expected calibration error Σ_b (count_b/n) |accuracy_b − confidence_b|."""
+        return self._mean((self.accuracy - self.confidence).abs())
+
+    @property
+    def chance(self) -> float:
+        """What that error is expected to be, at most, for a posterior that is right.
+
+        A bin's accuracy is a mean of coin tosses then: E|accuracy − confidence| ≤ √(confidence (1 − confidence)/count).
+        """
+        return self._mean((self.confidence * (1 - self.confidence) / self.count).clamp(min=0).sqrt())
+
+    def _mean(self, values: Tensor) -> float:
+        return float((self.count * values).sum() / self.count.sum())
+
+
+def reliability(posterior: Tensor, origin: Tensor) -> Reliability:
+    """Compares how sure a router is with how often it is right, in 15 bins of equal width.
+
+    Args:
+        posterior: ``(n, m)`` probabilities over clients.
+        origin: ``(n,)`` whose each query is.
+
+    Raises:
+        ValueError: no queries, or not one origin each.
+
+    >>> sure = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.2, 0.8]])
+    >>> found = reliability(sure, torch.tensor([0, 1, 1]))
+    >>> found.accuracy.tolist(), found.count.tolist()
+    ([1.0, 0.5], [1, 2])
+    """
+    if posterior.dim() != 2 or len(posterior) == 0 or origin.shape != posterior.shape[:1]:
+        raise ValueError(
+            f"posterior has the shape {tuple(posterior.shape)} and origin {tuple(origin.shape)}; give "
+            "(queries, clients) and (queries,), at least one query."
+        )
+    sure, client = posterior.to(torch.float64).max(dim=1)
+    right = (client == origin).double()
+    place = ((sure * BINS).ceil().long() - 1).clamp(0, BINS - 1)
+    count = torch.bincount(place, minlength=BINS)
+    held = count > 0
+    confidence, accuracy = (torch.bincount(place, values, BINS)[held] / count[held] for values in (sure, right))
+    return Reliability(confidence, accuracy, count[held])

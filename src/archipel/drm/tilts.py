@@ -1,0 +1,160 @@
+"""The tilts γ, ξ of a density ratio model by dual empirical likelihood, which is a multinomial logistic regression.
+
+J. Qin, B. Zhang: A goodness-of-fit test for logistic regression models based on case-control data, Biometrika 84, 1997;
+A. Keziou, S. Leoni-Aubin: On empirical likelihood for semiparametric two-sample density ratio models, JSPI 138, 2008.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from archipel.drm.newton import newton
+
+APART = 1e-6
+"""Points that two populations share, as Σ_j P(l|x_j) P(k|x_j), below which they are held to share none."""
+
+
+def maximum(features: Tensor, memberships: Tensor, ridge: float, tolerance: float, max_iterations: int) -> Tensor:
+    """Maximises the dual empirical log-likelihood Σ_jl w_jl a_jl − Σ_j log Σ_l τ_l exp(a_jl) in γ and ξ.
+
+    Newton steps by conjugate gradients on standardised features, so that its cost grows with n · L · d a step and
+    neither the gauge (the same added to all populations) nor repeated features matter.
+
+    Args:
+        features: ``(n, d)`` float64 h(x_j).
+        memberships: ``(n, L)`` float64 w; rows sum to one.
+        ridge: ridge/2 · ‖ξ‖² of standardised features is subtracted.
+        tolerance: on the gradient, as a share of n.
+        max_iterations: Newton steps at most.
+
+    Returns:
+        ``(L, d + 1)``: γ and ξ. γ isn't normalised yet.
+
+    Raises:
+        ValueError: no finite maximum: populations that the basis keeps apart.
+    """
+    n, L = memberships.shape
+    mean, std = features.mean(0), features.std(0, correction=0)
+    std = torch.where(std > 1e-12 * features.abs().amax(0), std, 1.0)
+    h = torch.cat([torch.ones(n, 1, dtype=features.dtype), (features - mean) / std], dim=1)
+    loss = _CrossEntropy(h, memberships, ridge)
+    flat, here, _ = newton(
+        loss.at,
+        loss.direction,
+        torch.zeros(L * h.shape[1], dtype=torch.float64),
+        lambda place: float(place.gradient.abs().max()) <= tolerance * n,
+        max_iterations,
+    )
+    if not ridge:
+        _check_overlap(here.posterior)
+    if float(here.gradient.abs().max()) > 1e-6 * n:
+        raise ValueError(
+            f"the fit isn't at its maximum after {max_iterations} Newton steps. A basis that keeps populations apart "
+            "has none: give ridge=1e-3 or more, or fewer features."
+        )
+    tilts = flat.reshape(L, -1)
+    xi = tilts[:, 1:] / std
+    return torch.cat([(tilts[:, 0] - xi @ mean)[:, None], xi], dim=1)
+
+
+def masses_one(log_ratios: Tensor, tau: Tensor) -> Tensor:
+    """Maximises Σ_l τ_l γ_l − Σ_j log Σ_l τ_l exp(γ_l + a_jl) in γ alone, ``(L,)``.
+
+    Args:
+        log_ratios: ``(n, L)`` float64 a.
+        tau: ``(L,)`` float64 τ, above 0.
+    """
+    start = -torch.logsumexp(log_ratios, 0)  # masses one if G were uniform
+
+    def at(gamma: Tensor) -> _Place:
+        logits = tau.log() + gamma + log_ratios
+        norms = torch.logsumexp(logits, dim=1)
+        posterior = (logits - norms[:, None]).exp()
+        noise = 16 * torch.finfo(gamma.dtype).eps * float(norms.abs().sum() + (tau * gamma).abs().sum())
+        return _Place(float(norms.sum() - tau @ gamma), posterior.sum(0) - tau, posterior, noise)
+
+    def direction(here: _Place) -> Tensor:
+        p = here.posterior
+        curvature = torch.diag(p.sum(0)) - p.T @ p
+        step: Tensor = torch.linalg.pinv(curvature, hermitian=True, rtol=1e-14) @ -here.gradient
+        return step
+
+    return newton(at, direction, start, lambda here: float((here.gradient / tau).abs().max()) < 1e-12, 100)[0]
+
+
+class _Place(NamedTuple):
+    value: float
+    gradient: Tensor
+    posterior: Tensor
+    noise: float
+
+
+class _CrossEntropy:
+    """−Σ_jl w_jl log P(l|x_j), with logits log τ_l + γ_l + ξ_lᵀh(x_j) and targets w."""
+
+    def __init__(self, h: Tensor, w: Tensor, ridge: float) -> None:
+        self.h, self.w, self.log_tau = h, w, w.sum(0).log()
+        self.penalty = torch.full((w.shape[1], h.shape[1]), ridge, dtype=h.dtype)
+        self.penalty[:, 0] = 0  # γ stays free: every population's mass is one with any ridge
+
+    def at(self, flat: Tensor) -> _Place:
+        tilts = flat.reshape(self.penalty.shape)
+        log_posterior = torch.log_softmax(self.log_tau + self.h @ tilts.T, dim=1)
+        posterior = log_posterior.exp()
+        value = -(self.w * log_posterior).sum() + (self.penalty * tilts.square()).sum() / 2
+        gradient = (posterior - self.w).T @ self.h + self.penalty * tilts
+        noise = 16 * torch.finfo(flat.dtype).eps * (len(self.h) + abs(float(value)))
+        return _Place(float(value), gradient.flatten(), posterior, noise)
+
+    def direction(self, here: _Place) -> Tensor:
+        p = here.posterior
+
+        def curvature(flat: Tensor) -> Tensor:
+            v = flat.reshape(self.penalty.shape)
+            s = self.h @ v.T
+            s = p * (s - (p * s).sum(1, keepdim=True))
+            return (s.T @ self.h + self.penalty * v).flatten()
+
+        return conjugate_gradients(curvature, -here.gradient)
+
+
+def conjugate_gradients(curvature: Callable[[Tensor], Tensor], target: Tensor) -> Tensor:
+    """Solves H x = target for H ≥ 0 and a target in its range, to a share of min(0.01, √‖target‖), ``(d,)``.
+
+    >>> conjugate_gradients(lambda v: 2 * v, torch.tensor([2.0, 0.0]))
+    tensor([1., 0.])
+    """
+    x, left = torch.zeros_like(target), target
+    along, square = left, left @ left
+    # Loose while far away, tight in the end: Newton's convergence stays faster than linear.
+    enough = min(0.01, float(square) ** 0.25) ** 2 * float(square)
+    for _ in range(10 * len(target)):
+        if float(square) <= enough:
+            break
+        image = curvature(along)
+        bend = along @ image
+        if not float(bend) > 0:  # flat but for rounding
+            break
+        step = square / bend
+        x, left = x + step * along, left - step * image
+        new = left @ left
+        along, square = left + (new / square) * along, new
+    return x
+
+
+def _check_overlap(posterior: Tensor) -> None:
+    """Raises ValueError unless every population is linked to every other by points they share."""
+    links = (posterior.T @ posterior > APART).to(torch.float64)
+    reached = links[0] > 0
+    for _ in links:
+        reached = links[reached].sum(0) > 0
+    if not bool(reached.all()):
+        one, other = (reached.nonzero()[:, 0].tolist(), (~reached).nonzero()[:, 0].tolist())
+        raise ValueError(
+            f"the basis keeps populations {one[:5]} apart from {other[:5]}: they share no points, and their "
+            "density ratio grows without bound. Give ridge=1e-3 or more, a basis of fewer features, or more data."
+        )
