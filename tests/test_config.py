@@ -8,7 +8,7 @@ import yaml
 from archipel import FedAvg, Federation, FedSPM, Full, Sample, fit
 from archipel.experiments import PRESETS, build, oracle_of, read_config, to_yaml
 from archipel.experiments.building import federation_from
-from archipel.experiments.methods import KINDS
+from archipel.experiments.methods import KINDS, SECTIONS
 from archipel.experiments.oracle import pool
 from archipel.experiments.reading import validate
 from archipel.models.registry import ENCODERS
@@ -317,11 +317,12 @@ def test_every_algorithm_is_made_and_run_from_a_configuration(name, tmp_path):
     for client in range(3):
         x = rng.normal(size=(20, 4)) + client
         np.savez(tmp_path / f"island-{client}.npz", x=x, y=(x[:, 0] > client).astype(int))
+    routed = "router" in SECTIONS[name].model_fields
     settings = {
         "rounds": 2,
         "data": {"source": "arrays", "data_dir": str(tmp_path)},
         "encoder": {"name": "mlp", "features": 4, "options": {"hidden": [4]}},
-        "algorithm": {"name": name} | ({"router": {"name": "mlp", "features": 4}} if name == "fedspm" else {}),
+        "algorithm": {"name": name} | ({"router": {"name": "mlp", "features": 4}} if routed else {}),
     }
     config = validate(settings, "a run of each")
     assert validate(yaml.safe_load(to_yaml(config)), "the same again") == config

@@ -32,7 +32,7 @@ A complete algorithm, federated averaging of means::
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -105,6 +105,11 @@ class Clients(Protocol):
     @property
     def everyone(self) -> Clients:
         """All enrolled clients, sampled or not."""
+
+    @property
+    def groups(self) -> Sequence[Clients]:
+        """The edges of a hierarchy, each with those of its clients who take part; its ``everyone`` are all of them.
+        Empty where :func:`archipel.fit` was given no groups."""
 
     def only(self, ids: Tensor) -> Clients:
         """A handle on these clients alone."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import signal
 import threading
@@ -24,6 +25,7 @@ from archipel.clients.carrier import Carrier, log
 from archipel.clients.choice import Engine, choose
 from archipel.data.federation import Federation
 from archipel.evaluate import evaluate
+from archipel.groups import Groups, numbered
 from archipel.progress import RoundBar
 from archipel.run import Facts, Run
 from archipel.sampling import Cohort, Full
@@ -70,6 +72,7 @@ def fit(
     resume: bool = True,
     answers: Callable[[int, int], bool] | None = None,
     until: int | None = None,
+    groups: Groups | None = None,
 ) -> Run:
     """Trains a federation.
 
@@ -91,6 +94,8 @@ def fit(
         resume: go on from the folder's checkpoint where there is one of the same run; otherwise start anew.
         answers: ``(round, client) → bool``, whether a client answers; for simulating failures.
         until: stop after this round, as an interruption would, and evaluate there; default: ``rounds``.
+        groups: the edges of a hierarchy, for methods of three tiers: names or numbers of each edge's clients, as in
+            ``[["Paris", "Lyon"], ["Oslo"]]``, every client at exactly one; default: there are none.
 
     Returns:
         The run: last states, history and metrics.
@@ -106,6 +111,7 @@ def fit(
     )
     _check_parts(algorithm, federation, cohort, seed)
     torch.set_num_threads(1)
+    edges = () if groups is None else numbered(groups, [client.name for client in federation.clients])
     root = keys.key(seed)
     sizes, cohort = federation.sizes, cohort or Full()
     carrier, why = choose(engine, algorithm, federation, workers)
@@ -117,19 +123,22 @@ def fit(
         "federation": federation.fingerprint,
         "algorithm": describe(algorithm),
         "cohort": describe(cohort),
+        "groups": None if groups is None else [edge.tolist() for edge in edges],
     }
 
     def handle(round: int, ids: Tensor, ledger: Ledger) -> Handle:
-        return Handle(carrier, ids, sizes, round, rounds, ledger, answers)
+        return Handle(carrier, ids, sizes, round, rounds, ledger, answers, edges)
 
     everyone = torch.arange(len(sizes))
     run = Run(algorithm, {}, [], Facts.of(federation))
     try:
         done = _resume(run, carrier, place, identity) if place and resume else 0
+        opening = Ledger()  # what a method asks of its clients at the start belongs to the first round
         if done == 0:
             ledger = Ledger()
-            outside = Handle(carrier, everyone, sizes, 0, rounds, ledger)
+            outside = Handle(carrier, everyone, sizes, 0, rounds, ledger, edges=edges)
             run.server = algorithm.init_server(outside, keys.fold(root, "server"))
+            opening = Ledger(ledger.uplink, ledger.downlink)
             outside.apply(
                 algorithm.enrol, {"server": run.server, "index": PerClient(everyone)}, keys.fold(root, "enrol")
             )
@@ -140,7 +149,7 @@ def fit(
         last = min(until or rounds, rounds)
         with _interruption() as interrupted, RoundBar(type(algorithm).__name__, rounds, done) as bar:
             for round in range(done, last):
-                started, ledger = time.perf_counter(), Ledger()
+                started, ledger = time.perf_counter(), Ledger() if round else opening
                 ids = cohort.draw(sizes, keys.fold(root, "cohort", round))
                 clients = handle(round, ids, ledger)
                 run.server, info = _round(
@@ -200,6 +209,8 @@ def _round(
         reason = str(error)
     except DivergenceError as error:
         reason = f"After round {clients.round}: {error}"
+    if clients.ledger.dropped:
+        reason += f" Left out: {_names(clients.ledger.dropped, run.facts.names)}."
     kept = ""
     if place is not None:
         _save(run, clients.carrier, place, identity)
@@ -219,10 +230,14 @@ def _record(
         "seconds": float(f"{seconds:.4g}"),
     }
     if ledger.dropped:
-        record["dropped"] = {federation.clients[i].name: why for i, why in ledger.dropped.items()}
-        left_out = "; ".join(f"{name} ({why})" for name, why in record["dropped"].items())
-        log.warning("round %d: left out: %s", round + 1, left_out)
+        names = [client.name for client in federation.clients]
+        record["dropped"] = {names[i]: why for i, why in ledger.dropped.items()}
+        log.warning("round %d: left out: %s", round + 1, _names(ledger.dropped, names))
     return record
+
+
+def _names(dropped: dict[int, str], names: Sequence[str]) -> str:
+    return "; ".join(f"{names[i]} ({why})" for i, why in dropped.items())
 
 
 def _save(run: Run, carrier: Carrier, place: Path, identity: dict[str, Any]) -> None:
@@ -289,6 +304,9 @@ def describe(value: object) -> Any:
         return {str(name): describe(item) for name, item in value.items()}
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    if isinstance(value, Tensor):  # parameters to start from, say: by their values, in one line
+        digest = hashlib.sha256(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}, SHA-256 {digest[:16]}"
     return getattr(value, "__qualname__", type(value).__name__)
 
 

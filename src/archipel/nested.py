@@ -94,6 +94,10 @@ class Inside:
     def everyone(self) -> Clients:
         return Inside(self.clients.everyone, self.algorithm, self.part)
 
+    @property
+    def groups(self) -> tuple[Clients, ...]:
+        return tuple(Inside(group, self.algorithm, self.part) for group in self.clients.groups)
+
     def only(self, ids: Tensor) -> Clients:
         return Inside(self.clients.only(ids), self.algorithm, self.part)
 

@@ -41,17 +41,17 @@ def unreliable(round, client):
     return (round + client) % 5 != 0
 
 
-def rounds_of(algorithm, federation, rounds, cohort=None, answers=None, carrier=None):
+def rounds_of(algorithm, federation, rounds, cohort=None, answers=None, carrier=None, edges=()):
     """The rounds of ``fit``, without the engine around them: who answered, the server's state, the clients', info."""
     everyone, root = torch.arange(len(federation)), keys.key(0)
     carrier = carrier or Loop(algorithm, federation)
     with torch.no_grad():
-        outside = Handle(carrier, everyone, federation.sizes, 0, rounds, Ledger())
+        outside = Handle(carrier, everyone, federation.sizes, 0, rounds, Ledger(), edges=edges)
         server = algorithm.init_server(outside, keys.fold(root, "server"))
         outside.apply(algorithm.enrol, {"server": server, "index": PerClient(everyone)}, keys.fold(root, "enrol"))
         for t in range(rounds):
             ids = cohort.draw(federation.sizes, keys.fold(root, "cohort", t)) if cohort else everyone
-            handle = Handle(carrier, ids, federation.sizes, t, rounds, Ledger(), answers)
+            handle = Handle(carrier, ids, federation.sizes, t, rounds, Ledger(), answers, edges)
             server, info = algorithm.round(server, handle, keys.fold(root, "round", t))
             present = [k for k in ids.tolist() if answers is None or answers(t, k)]
             yield present, server, [carrier.state(k) for k in everyone.tolist()], info

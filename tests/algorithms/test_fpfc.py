@@ -165,6 +165,35 @@ def test_clusters_are_found_without_their_number():
         assert ends[members == label].mean(0) == pytest.approx(a[members == label].mean(0), abs=1e-6)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_by_choice_clients_end_with_the_means_of_their_clusters(engine):
+    a = [[0.0], [0.3], [6.0], [6.1], [0.2]]
+    members = [[0, 1, 4], [2, 3]]
+    federation = federation_of(np.ones((5, 1, 1)), np.array(a))
+    own, merged = (
+        fit(fpfc(final=final), federation, rounds=30, engine=ENGINES[engine]) for final in ("own", "clusters")
+    )
+    before, after = states_of(own.clients, "model")[:, 0], states_of(merged.clients, "model")[:, 0]
+    for cluster in members:
+        assert len(set(after[cluster])) == 1
+        assert len(set(before[cluster])) > 1  # ADMM's own are alike, not equal
+        assert after[cluster[0]] == pytest.approx(before[cluster].mean(), abs=1e-12)
+        # with equal curvatures a cluster that is left alone lies at the mean of its minima
+        assert after[cluster[0]] == pytest.approx(np.mean([a[k] for k in cluster]), abs=1e-5)
+    assert merged.server["models"]["theta"][:, 0].tolist() == after.tolist()
+    assert [r["downlink"] for r in merged.history[:-1]] == [r["downlink"] for r in own.history[:-1]]
+    assert merged.history[-1]["downlink"] - own.history[-1]["downlink"] == 5 * 8  # a model for each
+
+
+def test_the_means_reach_those_who_did_not_take_part_too():
+    A, a = np.ones((4, 1, 1)), np.array([[0.0], [0.1], [5.0], [5.1]])
+    *_, (_, server, clients, _) = rounds_of(fpfc(final="clusters"), federation_of(A, a), 60, PAIRS)
+    ends = states_of(clients, "model")[:, 0]
+    assert ends[0] == ends[1]
+    assert ends[2] == ends[3]
+    assert server["models"]["theta"][:, 0].tolist() == ends.tolist()
+
+
 def test_networks_cluster_too(uneven):
     algorithm = FPFC(classification(nn.Linear(3, 4), uneven), SGD(lr=0.1, epochs=1, batch=8), penalty=0.3, xi=0.1)
     run = fit(algorithm, uneven, rounds=3)
@@ -189,6 +218,7 @@ def test_what_does_not_fit_is_refused():
         ({"xi": 1.0}, r"FPFC's xi must lie below the penalty; given xi=1.0 and penalty=1.0"),
         ({"a": 2.0}, r"FPFC's a must lie above 1 \+ 1/rho = 2; given 2.0"),
         ({"rho": 0.1}, r"FPFC's a must lie above 1 \+ 1/rho = 11; given 3.7"),
+        ({"final": "mean"}, r"FPFC's final must be 'own' or 'clusters'; given 'mean'"),
         ({"pairs": "some"}, r"FPFC's pairs must be 'both' or 'either'; given 'some'"),
     ):
         with pytest.raises(ValueError, match=message):

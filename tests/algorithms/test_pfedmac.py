@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from quadratics import SIZES, THREE, meeting, power, scalars, shares
 from scipy.optimize import minimize
 from stepwise import PAIRS, arrays, federation_of, rounds_of, states_of, theta, unreliable
@@ -144,10 +145,10 @@ class TestThreeTiers:
     def test_edges_end_between_their_clients_and_the_centre(self, weights):
         A, a, local = curved()
         lam, edge = 0.6, 0.15
-        tiers = {"edges": self.edges, "edge_penalty": edge, "edge_rate": 1 / edge, "edge_rounds": 2}
+        tiers = {"edge_penalty": edge, "edge_rate": 1 / edge, "edge_rounds": 2}
         algorithm = mac(3, local, penalty=lam, rate=1.2 / lam, weights=weights, **tiers)
         sizes = SIZES if weights == "examples" else None
-        run = fit(algorithm, federation_of(A, a, sizes), rounds=12, engine="loop")
+        run = fit(algorithm, federation_of(A, a, sizes), rounds=12, engine="loop", groups=self.edges)
         # the mean over edges is uniform where that over clients is
         rho = np.array(SIZES) if sizes else np.array([1 / 3, 1 / 3, 1 / 3, 1])
         shared, phi = self.solution(A, a, lam, edge, rho)
@@ -160,18 +161,19 @@ class TestThreeTiers:
 
     def test_an_edge_of_which_nobody_takes_part_stays(self):
         A, a, local = curved()
-        algorithm = mac(3, local, edges=self.edges)
+        algorithm, edges = mac(3, local), tuple(map(torch.tensor, self.edges))
         answers = lambda round, client: client != 3 or round == 0  # noqa: E731
-        servers = [server for _, server, _, _ in rounds_of(algorithm, federation_of(A, a), 2, answers=answers)]
+        servers = [
+            server for _, server, _, _ in rounds_of(algorithm, federation_of(A, a), 2, answers=answers, edges=edges)
+        ]
         first, second = (server["edges"]["theta"] for server in servers)
         assert (first[1] == second[1]).all()
         assert (first[0] != second[0]).all()
 
-    def test_edges_share_out_the_clients(self):
+    def test_without_groups_there_are_two_tiers(self):
         A, a, local = curved()
-        for edges in (((0, 1), (2,)), ((0, 1), (1, 2, 3)), ((0, 1, 2, 3), ()), ((0, 1, 2, 4),)):
-            with pytest.raises(ValueError, match=r"edges must hold each of the 4 clients, .* exactly once; given \[\["):
-                fit(mac(3, local, edges=edges), federation_of(A, a), rounds=1)
+        run = fit(mac(3, local, edge_penalty=5.0), federation_of(A, a), rounds=1)
+        assert "edges" not in run.server
 
 
 @pytest.mark.parametrize(("penalty", "rate"), [(2.5, 2.0), (1.8, 20.0)])

@@ -9,7 +9,7 @@ from torch import nn
 
 from archipel import SCAFFOLD, SGD, FedAvg, classification, fit
 from archipel.quadratic import Quadratic
-from archipel.trees import flatten
+from archipel.trees import flatten, unflatten
 
 
 def scaffold(d=1, *, lr=0.1, steps=5, **settings):
@@ -65,15 +65,16 @@ def test_partial_participation_keeps_the_mean_and_the_optimum():
     assert theta(server["model"]) == pytest.approx(meeting(A, a, rho), abs=1e-6)  # linear; measured 1e-9
 
 
-def test_rounds_are_those_of_the_paper():
+@pytest.mark.parametrize("option", ["I", "II"])
+def test_rounds_are_those_of_the_paper(option):
     (A, a), lr, steps, rate = arrays(), 0.1, 3, 0.7
     x, c, control, rho = np.zeros(3), np.zeros(3), np.zeros((4, 3)), shares("examples", SIZES)
-    algorithm = scaffold(3, lr=lr, steps=steps, server_rate=rate, weights="examples")
+    algorithm = scaffold(3, lr=lr, steps=steps, server_rate=rate, weights="examples", option=option)
     for asked, server, clients, _ in rounds_of(algorithm, federation_of(A, a, SIZES), 6, PAIRS):
         y = np.tile(x, (4, 1))
         for _ in range(steps):
             y = y - lr * (gradients(A, a, y) - control + c)
-        new = control - c + (x - y) / (steps * lr)
+        new = control - c + (x - y) / (steps * lr) if option == "II" else gradients(A, a, np.tile(x, (4, 1)))
         moves, changes = (y - x)[asked], (new - control)[asked]
         x = x + rate * np.average(moves, axis=0, weights=rho[asked])
         c = c + rho[asked] @ changes
@@ -81,6 +82,32 @@ def test_rounds_are_those_of_the_paper():
         assert theta(server["model"]) == pytest.approx(x, abs=1e-13)
         assert theta(server["control"]) == pytest.approx(c, abs=1e-13)
         assert states_of(clients, "control") == pytest.approx(control, abs=1e-12)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_option_i_ends_at_the_optimum_too_with_the_gradients_there(engine):
+    A, a = arrays()
+    algorithm = scaffold(3, lr=0.2, steps=2, weights="examples", option="I")
+    run = fit(algorithm, federation_of(A, a, SIZES), rounds=60, engine=ENGINES[engine])
+    expected = meeting(A, a, shares("examples", SIZES))
+    # as for option II: two steps shrink by 0.74 a round, to 1e-8 in 60
+    assert theta(run.server["model"]) == pytest.approx(expected, abs=1e-6)
+    assert states_of(run.clients, "control") == pytest.approx(gradients(A, a, expected), abs=1e-5)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_option_i_takes_the_gradient_of_all_examples_where_the_run_started(uneven, engine):
+    task = classification(nn.Linear(3, 4), uneven)
+    algorithm = SCAFFOLD(task, SGD(lr=0.1, epochs=2, batch=4, weight_decay=0.1), option="I")
+    start = fit(FedAvg(task, SGD(lr=0.0, steps=1)), uneven, rounds=1).server["model"]  # where all methods start
+    run = fit(algorithm, uneven, rounds=1, engine=ENGINES[engine])
+    flat = {name: values.clone().requires_grad_() for name, values in flatten(start).items()}
+    for client, state in zip(uneven.clients, run.clients, strict=True):
+        losses, _ = task.loss(unflatten(flat), client.train)
+        penalty = 0.05 * sum(values.square().sum() for values in flat.values())
+        expected = torch.autograd.grad(losses.mean() + penalty, list(flat.values()))
+        for found, gradient in zip(flatten(state["control"]).values(), expected, strict=True):
+            torch.testing.assert_close(found, gradient, rtol=1e-4, atol=1e-6)  # float32 sums in another order
 
 
 def test_the_first_round_is_that_of_fedavg(uneven):
@@ -107,6 +134,8 @@ def test_uneven_clients_divide_by_the_steps_they_made(engine):
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match=r"SCAFFOLD's server_rate must be above 0 and finite; given 0"):
         scaffold(server_rate=0)
+    with pytest.raises(ValueError, match=r"SCAFFOLD's option must be 'I' or 'II'; given 1"):
+        scaffold(option=1)
     for local in (SGD(lr=0.1, steps=1, momentum=0.9), SGD(lr=0.0, steps=1), SGD(steps=1, tolerance=0.1)):
         with pytest.raises(
             ValueError, match=r"SCAFFOLD reads gradients .* momentum=0 and lr above 0, without a tolerance; given"

@@ -65,6 +65,7 @@ class APFL(Algorithm):
 
     def __post_init__(self) -> None:
         batchnorm.check(self.batch_norm)
+        checks.number("APFL", alpha=self.alpha)
         if not 0 <= self.alpha <= 1:
             raise ValueError(f"APFL's alpha must lie in [0, 1]; given {self.alpha}.")
         if self.adaptive and self.local.weight_decay:

@@ -44,6 +44,10 @@ class FPFC(Algorithm):
     can't be had from v alone, which is λ long wherever the penalty's slope is λ.) The memory this takes is said when a
     run begins.
 
+    Clients whose ‖θ_ij‖ is nearly 0 belong to one cluster (:meth:`clusters`). ADMM's own models of a cluster are alike,
+    not equal; with ``final="clusters"`` the last round ends with the mean of each cluster's models, as in the paper,
+    sent to everybody in it.
+
     Args:
         task: the model and its loss.
         local: the local solver: α and T_i epochs or steps.
@@ -54,6 +58,7 @@ class FPFC(Algorithm):
         pairs: which are updated where some clients aren't sampled: ``"both"``, pairs of which both are, as on the page,
             or ``"either"``, pairs of which one is, as the authors' program does it (which updates those of which both
             are twice; here it is once).
+        final: what clients end with: their ``"own"`` models, or the means of their ``"clusters"``.
 
     Raises:
         ValueError: a setting out of its range, with which of them to change.
@@ -75,10 +80,13 @@ class FPFC(Algorithm):
     a: float = 3.7
     rho: float = 1.0
     pairs: Literal["both", "either"] = "both"
+    final: Literal["own", "clusters"] = "own"
 
     def __post_init__(self) -> None:
         checks.above_zero("FPFC", penalty=self.penalty, xi=self.xi, rho=self.rho)
+        checks.number("FPFC", a=self.a)
         checks.one_of("FPFC", "pairs", self.pairs, "both", "either")
+        checks.one_of("FPFC", "final", self.final, "own", "clusters")
         if self.xi >= self.penalty:
             raise ValueError(
                 f"FPFC's xi must lie below the penalty; given xi={self.xi} and penalty={self.penalty}. xi is where the "
@@ -115,7 +123,11 @@ class FPFC(Algorithm):
         # δ ← ω_i − ω_j + v/ρ, with v/ρ = (1 − s) δ
         ascended = tree_map(lambda d, w: w[i] - w[j] + along(1 - s, d[due]), delta, models)
         delta = put(delta, due.nonzero()[:, 0], ascended)
-        info = {"loss": replies.value["loss"].mean(), "clusters": int(self._clusters(delta, m, self.xi).max()) + 1}
+        found = self._clusters(delta, m, self.xi)
+        if self.final == "clusters" and clients.round + 1 == clients.rounds:
+            models = means_within(found, models)
+            clients.everyone.apply(self.settle, {"model": PerClient(models)}, key)
+        info = {"loss": replies.value["loss"].mean(), "clusters": int(found.max()) + 1}
         return server | {"models": models, "pairs": delta}, info
 
     def centres(self, models: Tree, delta: Tree, s: Tensor) -> Tree:
@@ -162,6 +174,10 @@ class FPFC(Algorithm):
         end = self.local.minimise(self.task.loss, client["model"], data.train, key, message["lr"], shift=pull)
         return {"model": end.params}, {"model": trained(end.params), "loss": end.loss}
 
+    def settle(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
+        """The cluster's model instead of the client's own, whose buffers stay."""
+        return {"model": client["model"] | message["model"]}, {}
+
     def predict(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
         return self.task.predict(client["model"], x)
 
@@ -183,6 +199,17 @@ def shrinkage(n: Tensor, penalty: float, xi: float, a: float, rho: float) -> Ten
     s = torch.where(n <= a * penalty, middle, 1.0)
     s = torch.where(n <= penalty + penalty / rho, 1 - penalty / (rho * safe), s)
     return torch.where(n <= xi + penalty / rho, xi * rho / (penalty + xi * rho), s)
+
+
+def means_within(clusters: Tensor, rows: Tree) -> Tree:
+    """Each row replaced by the mean of its cluster's.
+
+    >>> means_within(torch.tensor([0, 1, 0]), {"theta": torch.tensor([[1.0], [5.0], [3.0]])})
+    {'theta': tensor([[2.], [5.], [2.]])}
+    """
+    same = (clusters[:, None] == clusters).double()
+    shares = same / same.sum(1, keepdim=True)
+    return tree_map(lambda t: torch.tensordot(shares, t.double(), dims=1).to(t.dtype), rows)
 
 
 def lengths(rows: Tree) -> Tensor:

@@ -66,6 +66,7 @@ class L2SGD(Algorithm):
 
     def __post_init__(self) -> None:
         checks.at_least_zero("L2SGD", penalty=self.penalty)
+        checks.number("L2SGD", p=self.p)
         batchnorm.check(self.batch_norm)
         if not 0 < self.p < 1:
             raise ValueError(f"L2SGD's p must lie in (0, 1), both ends excluded; given {self.p}.")

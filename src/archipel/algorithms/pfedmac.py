@@ -4,7 +4,6 @@ personalised algorithms."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -38,7 +37,8 @@ class PFedMac(Algorithm):
     Its personal model is the last ω, which is sparse where γ > 0: the inner steps end with the exact proximal map of
     γ ‖·‖₁, soft-thresholding. The server mixes: θ^(t+1) = (1 − β) θ^(t) + β · mean over S of θ_k^(t,R).
 
-    With ``edges`` there are three tiers, the same correlation once more: the objective is the mean over edges of
+    Where clients come in groups (``fit``'s ``groups``: the edges) there are three tiers, the same correlation once
+    more: the objective is the mean over edges of
 
         G_e(θ) = min over φ of mean over the edge's k of F_k(φ) − λ_e ⟨φ, θ⟩ + λ_e/2 ‖θ‖²,  ∇G_e(θ) = λ_e (θ − φ_e(θ)).
 
@@ -61,13 +61,12 @@ class PFedMac(Algorithm):
         sparsity: γ, 0 or above.
         weights: of the means: ``"uniform"`` as in the paper, or ``"examples"``.
         batch_norm: what becomes of the shared model's BatchNorm statistics; personal models keep their own.
-        edges: the clients' numbers at each edge, every client at exactly one; ``None``: two tiers.
-        edge_penalty: λ_e, 0 or above.
+        edge_penalty: λ_e, 0 or above; this and what follows for three tiers alone.
         edge_rate: η_e, above 0.
         edge_rounds: steps of an edge a round.
 
     Raises:
-        ValueError: a setting out of its range, momentum to be kept, or edges that don't share out the clients.
+        ValueError: a setting out of its range or momentum to be kept.
         DivergenceError: the steps of θ grow without end.
 
     >>> from archipel import fit
@@ -89,7 +88,6 @@ class PFedMac(Algorithm):
     sparsity: float = 0.0
     weights: Weights = "uniform"
     batch_norm: BatchNorm = "share"
-    edges: Sequence[Sequence[int]] | None = None
     edge_penalty: float = 0.1
     edge_rate: float = 1.0
     edge_rounds: int = 1
@@ -107,17 +105,11 @@ class PFedMac(Algorithm):
     def init_server(self, clients: Clients, key: Tensor) -> Tree:
         model = self.task.init(key)
         growth = {"rounds": torch.tensor(0), "from": torch.tensor(0.0), "last": torch.tensor(0.0)}
-        if self.edges is None:
-            return {"model": model, "growth": growth}
-        if sorted(k for edge in self.edges for k in edge) != list(range(clients.population)) or not all(self.edges):
-            raise ValueError(
-                f"PFedMac's edges must hold each of the {clients.population} clients, numbered from 0, exactly once; "
-                f"given {[list(edge) for edge in self.edges]}."
-            )
-        return {"model": model, "growth": growth, "edges": stack([model] * len(self.edges))}
+        edges = {"edges": stack([model] * len(clients.groups))} if clients.groups else {}
+        return {"model": model, "growth": growth} | edges
 
     def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
-        tiers = self.two_tiers if self.edges is None else self.three_tiers
+        tiers = self.three_tiers if clients.groups else self.two_tiers
         new, info = tiers(server, clients, key)
         model = averaging.refreshed(self, new["model"], clients, key)
         step = norm(add(trained(model), trained(server["model"]), -1.0))
@@ -136,17 +128,15 @@ class PFedMac(Algorithm):
         return model | mean["model"] | add(theta, change, self.mixing), {"loss": mean["loss"]}
 
     def three_tiers(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
-        assert self.edges is not None
-        theta, phi, total = server["model"], [row(server["edges"], e) for e in range(len(self.edges))], Sum()
+        theta, phi, total = server["model"], [row(server["edges"], e) for e in range(len(clients.groups))], Sum()
         pull = tree_map(lambda t: self.local_rounds * self.rate * self.edge_penalty * t, trained(theta))
-        for e, edge in enumerate(self.edges):
-            here = clients.only(clients.ids[torch.isin(clients.ids, torch.tensor(edge))])
+        for e, edge in enumerate(clients.groups):
             try:
                 for step in range(self.edge_rounds):
-                    phi[e], info = self.descend(phi[e], here, keys.fold(key, step), pull)
+                    phi[e], info = self.descend(phi[e], edge, keys.fold(key, step), pull)
             except NoReplyError:
                 continue  # nobody of this edge takes part
-            weight = clients.sizes[list(edge)].sum() if self.weights == "examples" else torch.tensor(1)
+            weight = clients.sizes[edge.everyone.ids].sum() if self.weights == "examples" else torch.tensor(1)
             total.add(tree_map(lambda t: t[None], {"model": phi[e], "loss": info["loss"]}), weight[None])
         if total.weight == 0:
             raise NoReplyError(f"No reply could be used in round {clients.round} at any edge.")

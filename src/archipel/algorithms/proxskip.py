@@ -67,6 +67,7 @@ class ProxSkip(Algorithm):
     coins: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
+        checks.number("ProxSkip", p=self.p)
         if not 0 < self.p <= 1:
             raise ValueError(
                 f"ProxSkip's p must lie in (0, 1]; given {self.p}. 1/√κ is the theory's choice, 1 communicates always."

@@ -3,7 +3,8 @@ controlled averaging for federated learning. ICML 2020. Equation numbers are the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -26,8 +27,10 @@ class SCAFFOLD(Algorithm):
 
         y ← y − η (g_k(y) − c_k + c) (eq. 3),  then  c_k⁺ = c_k − c + (θ − y)/(Kη) (eq. 4, option II),
 
-    which is the mean of the gradients g_k along the run. The server moves by the means over the sampled clients S, the
-    control variate with what they are of all N (eq. 5), so that it stays the mean of everybody's:
+    which is the mean of the gradients g_k along the run; or, by option I, c_k⁺ = ∇f_k(θ), the gradient of all the
+    client's examples at the server's model, which takes one more pass over them. The server moves by the means over
+    the sampled clients S, the control variate with what they are of all N (eq. 5), so that it stays the mean of
+    everybody's:
 
         θ ← θ + η_g Σ_{k∈S} ρ_k (y_k − θ) / Σ_{k∈S} ρ_k,  c ← c + Σ_{k∈S} ρ_k (c_k⁺ − c_k)  (uniform: |S|/N · mean).
 
@@ -37,6 +40,7 @@ class SCAFFOLD(Algorithm):
         task: the model and its loss.
         local: the local solver, without momentum: η and K above.
         server_rate: η_g, above 0.
+        option: ``"II"``, or ``"I"``, which costs more and depends less on the local run.
         weights: ρ_k: ``"uniform"``, 1/N, as in the paper, or ``"examples"``, n_k/n.
         batch_norm: what becomes of BatchNorm's statistics: ``"share"``, ``"local"`` or ``"recompute"``.
 
@@ -54,11 +58,13 @@ class SCAFFOLD(Algorithm):
     task: Task
     local: SGD
     server_rate: float = 1.0
+    option: Literal["I", "II"] = "II"
     weights: Weights = "uniform"
     batch_norm: BatchNorm = "share"
 
     def __post_init__(self) -> None:
         checks.above_zero("SCAFFOLD", server_rate=self.server_rate)
+        checks.one_of("SCAFFOLD", "option", self.option, "I", "II")
         checks.plain_steps("SCAFFOLD", self.local)
         batchnorm.check(self.batch_norm)
 
@@ -82,16 +88,22 @@ class SCAFFOLD(Algorithm):
     def train(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
         """Corrected local SGD from the shared model, and the client's new control variate."""
         correction = add(message["control"], client["control"], -1.0)
+        start = batchnorm.receive(self.batch_norm, message["model"], client)
         client, end = averaging.train(self, client, message, data, key, lambda here: correction)
-        scale = 1 / (end.steps * message["lr"])
-        change = tree_map(
-            lambda x, y, c: (x - y) * scale.to(x.dtype) - c,
-            trained(message["model"]),
-            trained(end.params),
-            message["control"],
-        )
+        if self.option == "I":
+            change = add(self.gradient(start, data, key), client["control"], -1.0)
+        else:
+            scale = 1 / (end.steps * message["lr"])
+            along = tree_map(lambda x, y: (x - y) * scale.to(x.dtype), trained(start), trained(end.params))
+            change = add(along, message["control"], -1.0)
         client = client | {"control": add(client["control"], change)}
         return client, {"model": batchnorm.send(self.batch_norm, end.params), "change": change, "loss": end.loss}
+
+    def gradient(self, model: Tree, data: ClientData, key: Tensor) -> Tree:
+        """The gradient of all the client's examples as the solver takes it, weight decay and clipping included."""
+        # With momentum, a step's velocity from rest is the gradient; a rate of 0 makes it a step of no length.
+        once = replace(self.local, steps=1, epochs=None, batch=None, augment=None, momentum=0.5)
+        return once.minimise(self.task.loss, model, data.train, key, torch.zeros(())).velocity
 
     def statistics(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
         """BatchNorm's statistics of the averaged model on the client's training data."""

@@ -59,6 +59,8 @@ class Handle:
         rounds: of the whole run.
         ledger: where traffic and drops are written.
         answers: ``(round, client) → bool``, whether a client's reply arrives; for simulating failures.
+        edges: the clients of each group, ``(m_e,)`` in rising order; none: there are no groups.
+        enrolled: whom ``everyone`` means, in rising order; ``None``: all.
     """
 
     carrier: Carrier
@@ -68,6 +70,8 @@ class Handle:
     rounds: int
     ledger: Ledger
     answers: Callable[[int, int], bool] | None = None
+    edges: tuple[Tensor, ...] = ()
+    enrolled: Tensor | None = None
 
     @property
     def population(self) -> int:
@@ -79,7 +83,14 @@ class Handle:
 
     @property
     def everyone(self) -> Handle:
-        return replace(self, ids=torch.arange(self.population))
+        return replace(self, ids=torch.arange(self.population) if self.enrolled is None else self.enrolled)
+
+    @property
+    def groups(self) -> tuple[Handle, ...]:
+        def of(edge: Tensor) -> Handle:
+            return replace(self, ids=self.ids[torch.isin(self.ids, edge)], edges=(), enrolled=edge)
+
+        return tuple(of(edge) for edge in self.edges)
 
     def only(self, ids: Tensor) -> Handle:
         return replace(self, ids=torch.as_tensor(ids, dtype=torch.int64).sort().values)
@@ -104,7 +115,7 @@ class Handle:
         self, step: Step, message: Tree, key: Tensor, weights: Weights = "examples"
     ) -> tuple[Tree, float]:
         total = self._summed(step, message, key, weights)
-        everybody = self._weights(torch.arange(self.population), weights)
+        everybody = self._weights(self.everyone.ids, weights)
         return total.mean(), total.weight / float(everybody.sum())
 
     def _summed(self, step: Step, message: Tree, key: Tensor, weights: Weights) -> Sum:

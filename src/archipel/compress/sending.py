@@ -93,6 +93,10 @@ class Sending:
     def everyone(self) -> Clients:
         return self._with(self.clients.everyone)
 
+    @property
+    def groups(self) -> tuple[Clients, ...]:
+        return tuple(self._with(group) for group in self.clients.groups)
+
     def only(self, ids: Tensor) -> Clients:
         return self._with(self.clients.only(ids))
 

@@ -30,6 +30,7 @@ class RunConfig(Section):
     checkpoint_every: Positive = 10
     data: Annotated[Divided | Natural | Arrays, Field(discriminator="source")]
     cohort: CohortSection = Field(default_factory=CohortSection)
+    groups: list[list[int | str]] | None = None
     encoder: EncoderSection = Field(default_factory=EncoderSection)
     algorithm: AnyMethod
 

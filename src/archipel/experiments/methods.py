@@ -10,8 +10,9 @@ from pydantic import Field, create_model, model_validator
 
 from archipel import algorithms
 from archipel.algorithm import Algorithm
-from archipel.algorithms import Ditto, FedAvg, FedDyn, FedProx
-from archipel.experiments.sections import Positive, RouterSection, Section
+from archipel.algorithms import Compressing, Ditto, FedAvg, FedDyn, FedProx
+from archipel.compress import Compressor
+from archipel.experiments.sections import CompressorSection, Positive, RouterSection, Section
 from archipel.local import SGD
 from archipel.task import Described, Network, Supervised
 
@@ -65,6 +66,20 @@ class OneStep(PlainSolver):
     steps: int | None = 1
 
 
+class Tuning(Local):
+    """The same for fine-tuning before evaluation: one epoch, and no rounds for a schedule to run over."""
+
+    steps: int | None = None
+    epochs: int | None = 1
+    schedule: Literal["constant", "cosine"] = "constant"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _steps_instead(cls, given: Any) -> Any:
+        steps = isinstance(given, dict) and given.get("steps") is not None and "epochs" not in given
+        return given | {"epochs": None} if steps else given
+
+
 class MethodSection(Section):
     """What all methods' sections have: they are made of the algorithm's fields, and build it.
 
@@ -78,7 +93,7 @@ class MethodSection(Section):
         values: dict[str, Any] = {"task": task}
         for name in type(self).model_fields:
             value = getattr(self, name)
-            if isinstance(value, Local):
+            if isinstance(value, Local | CompressorSection):
                 values[name] = value.build()
             elif isinstance(value, RouterSection):
                 values[name] = Network(value.build(facts), facts.inputs)
@@ -95,18 +110,29 @@ class MethodSection(Section):
 KINDS: dict[str, type[Any]] = {
     name.lower(): kind
     for name in algorithms.__all__
-    if isinstance(kind := getattr(algorithms, name), type) and issubclass(kind, Algorithm)
+    if isinstance(kind := getattr(algorithms, name), type)
+    and issubclass(kind, Algorithm)
+    and "family" not in get_type_hints(kind)
 }
-"""Every algorithm by the name that configurations give it: its class's, in lower case."""
+"""Every algorithm by the name that configurations give it: its class's, in lower case. Those that fit a family of
+distributions (FedEM) have no network to be configured, and `archipel em` as their command."""
 
 SOLVERS: dict[tuple[str, str], type[Local]] = {
     ("fedspm", "routing"): RoutingSolver,
+    ("fedgmm", "routing"): RoutingSolver,
+    ("fedavgft", "tuning"): Tuning,
+    ("fedbabu", "tuning"): Tuning,
     ("feddyn", "local"): PlainSolver,
     ("l2sgd", "local"): OneStep,
     ("proxskip", "local"): PlainSolver,
     ("scaffold", "local"): PlainSolver,
 }
-OTHERWISE: dict[tuple[str, str], tuple[Any, Any]] = {("fedspm", "components"): (Positive, 2)}
+OTHERWISE: dict[tuple[str, str], tuple[Any, Any]] = {
+    ("fedspm", "components"): (Positive, 2),
+    ("fedemexperts", "components"): (Positive, 3),
+    ("fedgmm", "components"): (Positive, 3),
+    ("fedgmm", "gaussians"): (Positive, 3),
+}
 """Fields whose type or default differs here from the algorithm's."""
 
 
@@ -124,8 +150,11 @@ def section_of(name: str) -> type[MethodSection]:
             fields[field.name] = (solver, Field(default_factory=solver))
         elif hint is Network:
             fields[field.name] = (RouterSection, Field(default_factory=lambda: RouterSection.model_validate({})))
-        elif (kind, field.name) == (Ditto, "inner"):
-            fields[field.name] = (Inner, Field(default_factory=lambda: SECTIONS["fedavg"](name="fedavg")))
+        elif hint is Compressor:
+            fields[field.name] = (CompressorSection, Field(default_factory=lambda: CompressorSection(name="natural")))
+        elif field.name == "inner":
+            within = Inner if kind is Ditto else AnyOther
+            fields[field.name] = (within, Field(default_factory=lambda: SECTIONS["fedavg"](name="fedavg")))
         else:
             default = ... if field.default is dataclasses.MISSING else field.default
             default = list(default) if isinstance(default, tuple) else default
@@ -149,10 +178,13 @@ for _kind in (FedAvg, FedProx, FedDyn):
 
 if TYPE_CHECKING:
     Inner: TypeAlias = MethodSection
+    AnyOther: TypeAlias = MethodSection
     AnyMethod: TypeAlias = MethodSection
 else:
     Inner = Annotated[Union[tuple(SECTIONS.values())], Field(discriminator="name")]  # noqa: UP007 (made at run time)
-    SECTIONS |= {name: section_of(name) for name in KINDS if name not in SECTIONS}
+    SECTIONS |= {name: section_of(name) for name in KINDS if name not in SECTIONS and KINDS[name] is not Compressing}
+    AnyOther = Annotated[Union[tuple(SECTIONS.values())], Field(discriminator="name")]  # noqa: UP007
+    SECTIONS["compressing"] = section_of("compressing")
     AnyMethod = Annotated[Union[tuple(SECTIONS.values())], Field(discriminator="name")]  # noqa: UP007
 
 FORMS: Sequence[type[MethodSection]] = tuple(SECTIONS.values())

@@ -88,6 +88,7 @@ def train(
         folder=folder,
         checkpoint_every=config.checkpoint_every,
         until=until,
+        groups=config.groups,
     )
     return Outcome(run, "part" if done else "nothing")
 

@@ -1,0 +1,79 @@
+"""Training on everybody's data at one place: what a federation does without, and a yardstick for what that costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from archipel import averaging, keys
+from archipel.algorithm import Algorithm, Clients, Info
+from archipel.examples import ClientData, Examples
+from archipel.local import SGD, trained
+from archipel.task import Task
+from archipel.trees import Tree, tree_map, zeros_like
+
+
+@dataclass(frozen=True, eq=False)
+class Pooled(Algorithm):
+    """Every client gives its training examples away, and one model is trained on them at the server.
+
+    It minimises Σ_k (n_k/n) f_k(θ), the mean loss over all n examples, by SGD on minibatches of the pool. Before the
+    first round each client sends its examples, once: that is the whole uplink, it is counted in the first round, and
+    nothing is exchanged afterwards, so that neither cohorts nor lost replies matter. **No privacy is left**: the server
+    holds the examples, and so do its checkpoints. It is a yardstick for methods that leave data where they are, not a
+    method for data that may not leave.
+
+    With full batches the model doesn't depend on how the examples are divided over clients; with minibatches it depends
+    on it as on a seed.
+
+    Args:
+        task: the model and its loss.
+        local: the server's solver; a round is its ``steps`` or ``epochs`` on the pool, to be compared with the number
+            of steps that a client makes, or with that of all clients together.
+
+    >>> from archipel import fit
+    >>> from archipel.quadratic import Quadratic, quadratic_federation
+    >>> A, a = torch.tensor([1.0, 4.0]).reshape(2, 1, 1), torch.tensor([[0.0], [1.0]])
+    >>> run = fit(Pooled(Quadratic(), SGD(lr=0.2, steps=5, batch=None)), quadratic_federation(A, a), rounds=10)
+    >>> run.server["model"]["theta"]  # (1·0 + 4·1) / (1 + 4)
+    tensor([0.8000], dtype=torch.float64)
+    >>> [record["uplink"] for record in run.history[:3]]  # two quadratics of two numbers of eight bytes
+    [32, 0, 0]
+    """
+
+    task: Task
+    local: SGD
+
+    def init_server(self, clients: Clients, key: Tensor) -> Tree:
+        model = self.task.init(key)
+        # In an order that doesn't tell whose an example is.
+        order = keys.permutation(keys.fold(key, "pool"), int(clients.sizes.sum()))
+        examples = tree_map(lambda t: t[order], self.pool(clients, key))
+        return averaging.remember(self.local, {"model": model, "examples": examples}, zeros_like(trained(model)))
+
+    def pool(self, clients: Clients, key: Tensor) -> Tree:
+        """All training examples, client by client, since replies to one step have one shape."""
+        given = []
+        for client, size in enumerate(clients.sizes.tolist()):
+            asked = clients.everyone.only(torch.tensor([client]))
+            given.append(asked.collect(self.give, {"rows": torch.arange(size)}, key).value)
+        return tree_map(lambda *columns: torch.cat([column[0] for column in columns]), given[0], *given[1:])
+
+    def give(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
+        """The client's examples as they are."""
+        # Engines may try a step on a smaller client than it is meant for, which has no rows beyond its last.
+        return client, data.train.take(torch.minimum(message["rows"], data.train.count - 1))
+
+    def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
+        rate = self.local.rate(clients.round, clients.rounds)
+        pool = Examples.of(server["examples"])
+        end = self.local.minimise(self.task.loss, server["model"], pool, key, rate, server.get("velocity"))
+        return averaging.remember(self.local, server | {"model": end.params}, end.velocity), {"loss": end.loss}
+
+    def predict(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
+        return self.task.predict(server["model"], x)
+
+    def predict_global(self, server: Tree, x: Tensor) -> Tensor:
+        return self.task.predict(server["model"], x)

@@ -1,0 +1,44 @@
+"""Groups of clients: the edges of a hierarchy, such as hospitals by country or phones by region."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+Groups = Sequence[Sequence[int | str]]
+"""Clients' names or numbers, group by group."""
+
+
+def numbered(groups: Groups, names: Sequence[str]) -> tuple[Tensor, ...]:
+    """The clients' numbers in every group, in rising order.
+
+    Args:
+        groups: names of clients, or numbers from 0; every client in exactly one group.
+        names: all clients'.
+
+    Raises:
+        ValueError: an unknown client, an empty group, or a client in no group or in several.
+
+    >>> numbered([["Lyon", 2], ["Oslo"]], ["Oslo", "Lyon", "Nice"])
+    (tensor([1, 2]), tensor([0]))
+    """
+    if isinstance(groups, str) or not all(isinstance(group, list | tuple) for group in groups):
+        raise ValueError(f"groups is a list of lists of clients, as [['client-0', 'client-1'], …]; given {groups!r}.")
+    found = [[_number(client, names) for client in group] for group in groups]
+    if sorted(client for group in found for client in group) != list(range(len(names))) or not all(found):
+        raise ValueError(
+            f"groups must hold each of the {len(names)} clients, by name or by number from 0, exactly once, and none "
+            f"may be empty; given {[list(group) for group in groups]}."
+        )
+    return tuple(torch.tensor(sorted(group)) for group in found)
+
+
+def _number(client: int | str, names: Sequence[str]) -> int:
+    if isinstance(client, str) and client in names:
+        return list(names).index(client)
+    if isinstance(client, int) and not isinstance(client, bool) and 0 <= client < len(names):
+        return client
+    known = ", ".join(names[:20])
+    raise ValueError(f"groups names {client!r}; the clients are {known}, or 0 to {len(names) - 1}.")

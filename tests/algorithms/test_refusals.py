@@ -1,0 +1,121 @@
+"""Bad settings of every method with a penalty or a coin, and runs that leave the finite numbers."""
+
+import logging
+import math
+
+import pytest
+import torch
+from quadratics import THREE, scalars
+
+from archipel import (
+    APFL,
+    FPFC,
+    L2SGD,
+    SCAFFOLD,
+    SGD,
+    Ditto,
+    DivergenceError,
+    FedAvg,
+    FedDyn,
+    FedProx,
+    FedSplit,
+    Local,
+    PFedMac,
+    PFedMe,
+    ProxSkip,
+    fit,
+)
+from archipel.quadratic import Quadratic
+
+TASK, STEP = Quadratic(), SGD(lr=0.1, steps=1, batch=None)
+PENALISED = {
+    "L2SGD's penalty": lambda value: L2SGD(TASK, STEP, penalty=value),
+    "PFedMe's penalty": lambda value: PFedMe(TASK, STEP, penalty=value),
+    "Ditto's penalty": lambda value: Ditto(FedAvg(TASK, STEP), STEP, penalty=value),
+    "FedProx's penalty": lambda value: FedProx(TASK, STEP, penalty=value),
+    "FedDyn's penalty": lambda value: FedDyn(TASK, STEP, penalty=value),
+    "PFedMac's penalty": lambda value: PFedMac(TASK, STEP, penalty=value),
+    "PFedMac's sparsity": lambda value: PFedMac(TASK, STEP, sparsity=value),
+    "PFedMac's edge_penalty": lambda value: PFedMac(TASK, STEP, edge_penalty=value),
+    "FPFC's penalty": lambda value: FPFC(TASK, STEP, penalty=value),
+    "FPFC's xi": lambda value: FPFC(TASK, STEP, xi=value),
+    "FPFC's rho": lambda value: FPFC(TASK, STEP, rho=value),
+    "FedSplit's s": lambda value: FedSplit(TASK, STEP, s=value),
+}
+
+
+@pytest.mark.parametrize("name", PENALISED)
+def test_penalties_below_zero_and_what_is_no_number_are_refused(name):
+    for value in (-1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match=rf"{name} must be (0 or above|above 0) and finite; given {value}"):
+            PENALISED[name](value)
+    for value in ("0.5", None, True):
+        with pytest.raises(ValueError, match=rf"{name} must be a number; given {value!r}"):
+            PENALISED[name](value)
+
+
+@pytest.mark.parametrize(
+    ("make", "outside"),
+    [
+        (lambda value: L2SGD(TASK, STEP, p=value), (0, 1, -0.1, 1.5, math.nan)),
+        (lambda value: ProxSkip(TASK, STEP, p=value), (0, -0.1, 1.5, math.nan)),  # 1 is to communicate always
+        (lambda value: APFL(TASK, STEP, alpha=value), (-0.1, 1.5, math.nan)),
+    ],
+)
+def test_probabilities_and_weights_outside_their_interval_are_refused(make, outside):
+    for value in outside:
+        with pytest.raises(ValueError, match=rf"must lie in .*; given {value}"):
+            make(value)
+    with pytest.raises(ValueError, match=r"must be a number; given '0.5'"):
+        make("0.5")
+
+
+@pytest.mark.parametrize("gap", [0, -1, 1.5, "5"])
+def test_a_synchronisation_gap_below_one_step_is_refused(gap):
+    with pytest.raises(ValueError, match=rf"SGD's steps must be a whole number of at least 1; given {gap!r}"):
+        APFL(TASK, SGD(lr=0.1, steps=gap))
+
+
+def test_the_bounds_of_the_fusion_penalty_say_what_to_change():
+    with pytest.raises(
+        ValueError, match=r"xi must lie below the penalty; given xi=0.5 and penalty=0.5. .*make it small"
+    ):
+        FPFC(TASK, STEP, penalty=0.5, xi=0.5)
+    with pytest.raises(ValueError, match=r"a must lie above 1 \+ 1/rho = 3; given 3.* raise a \(3.7 is usual\) or rho"):
+        FPFC(TASK, STEP, a=3.0, rho=0.5)
+
+
+# With f'' of 1 to 4 a step of 5 multiplies errors by at least 4: 300 of them leave float64's range, 10^308, on the way.
+STEEP = SGD(lr=5.0, steps=300, batch=None)
+DIVERGING = {
+    "FedAvg": FedAvg(TASK, STEEP),
+    "FedProx": FedProx(TASK, STEEP),
+    "FedDyn": FedDyn(TASK, STEEP),
+    "FedSplit": FedSplit(TASK, STEEP),
+    "SCAFFOLD": SCAFFOLD(TASK, STEEP),
+    "APFL": APFL(TASK, STEEP),
+    "Local": Local(TASK, STEEP),
+    "PFedMe": PFedMe(TASK, STEEP, local_rounds=1),
+    "PFedMac": PFedMac(TASK, STEEP, local_rounds=1),
+    "FPFC": FPFC(TASK, STEEP),
+}
+
+
+@pytest.mark.parametrize("name", DIVERGING)
+def test_a_learning_rate_that_diverges_names_the_clients_and_the_round(name):
+    # no client starts at its own optimum, where any rate is harmless
+    federation = scalars(THREE[0], [2.0, 1.0, 3.0])
+    message = r"in round 0: 3 asked; NaN.* Left out: client-0 \(NaN or inf.*client-1.*client-2.* A lower learning rate"
+    with pytest.raises(DivergenceError, match=message):
+        fit(DIVERGING[name], federation, rounds=1, engine="loop")
+
+
+def test_one_client_that_diverges_is_named_as_it_happens_and_the_others_go_on(caplog):
+    # steps of 0.5 are stable for curvatures below 4; the last client's error grows 199 times in each of 150, to 10^345
+    federation = scalars([1.0, 2.0, 400.0], [2.0, 1.0, 3.0])
+    with caplog.at_level(logging.WARNING, logger="archipel"):
+        run = fit(FedAvg(TASK, SGD(lr=0.5, steps=150, batch=None)), federation, rounds=2, engine="loop")
+    assert [record["dropped"] for record in run.history] == [{"client-2": "NaN or infinite values"}] * 2
+    assert "round 1: left out: client-2 (NaN or infinite values)" in caplog.text
+    assert run.server["model"]["theta"].item() == pytest.approx(1.5, abs=1e-12)  # the mean of the others' optima
+    assert bool(torch.isfinite(run.server["model"]["theta"]).all())
