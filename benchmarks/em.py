@@ -1,0 +1,147 @@
+"""One EM iteration of a full-covariance Gaussian mixture, federated, beside scikit-learn's pooled one.
+
+    python benchmarks/em.py
+
+60,000 rows, d = 20, K = 20, held by 10 and by 1,000 clients. In turn, again and again: scikit-learn's E- and M-step on
+the pooled rows (its threads as they are); the clients' statistics, their mean and T, on one thread; and a round of
+FedEM through the engine, with clients' memories and without. It prints medians of seconds passed and of processor
+seconds, their ratios to scikit-learn's, and how much memory an iteration takes beside the data, and writes
+``docs/results/em.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from sklearn.mixture import GaussianMixture as Pooled
+from torch import Tensor
+
+from archipel import FedEM, Federation, fit
+from archipel.clients.batched import Batched
+from archipel.clients.loop import Loop
+from archipel.em import GaussianMixture
+from archipel.experiments.environment import environment
+from archipel.trees import Sum, Tree
+
+CHUNK = 100  # clients of 60 rows a batch, 11 MB of features
+Clocks = tuple[float, float]
+"""Seconds passed, and processor seconds."""
+
+
+def iteration(family: GaussianMixture, theta: Tree, shares: list[Tensor]) -> Tree:
+    """Statistics of each client in turn, their mean, and T."""
+    total = Sum()
+    for x in shares:
+        s = family.statistics(theta, {"x": x}, torch.ones(len(x), dtype=torch.bool))
+        total.add({name: t[None] for name, t in s.items()}, torch.tensor([len(x)]))
+    return family.maximise(total.mean())
+
+
+def batched_iteration(family: GaussianMixture, theta: Tree, stacked: Tensor) -> Tree:
+    """The same for equal clients, some at a time by vmap."""
+    total = Sum()
+    batched = torch.func.vmap(family.statistics, in_dims=(None, 0, 0))
+    for x in stacked.split(CHUNK):
+        total.add(batched(theta, {"x": x}, torch.ones(x.shape[:2], dtype=torch.bool)), torch.ones(len(x)))
+    return family.maximise(total.mean())
+
+
+def engine_round(
+    family: GaussianMixture, theta: Tree, x: Tensor, clients: int, memory: Literal["start", "off"], carrier: Any
+) -> Callable[[], Clocks]:
+    """One round of FedEM: the third, when everybody is enrolled and every step has been tried."""
+    shares = [(share.numpy(), np.zeros(len(share))) for share in x.chunk(clients)]
+    federation = Federation.from_arrays(shares, test=0.0, kind="table")
+    algorithm = FedEM(family, theta, memory=memory)
+
+    def measured() -> Clocks:
+        marks: list[Clocks] = []
+        fit(algorithm, federation, rounds=4, engine=carrier, callbacks=[lambda moment: marks.append(clocks())])
+        return marks[2][0] - marks[1][0], marks[2][1] - marks[1][1]
+
+    return measured
+
+
+def clocks() -> Clocks:
+    return time.perf_counter(), time.process_time()
+
+
+def timed(work: Callable[[], object]) -> Clocks:
+    start = clocks()
+    work()
+    end = clocks()
+    return end[0] - start[0], end[1] - start[1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--rows", type=int, default=60_000)
+    parser.add_argument("--dimension", type=int, default=20)
+    parser.add_argument("--components", type=int, default=20)
+    parser.add_argument("--out", type=Path, default=Path("docs/results"))
+    given = parser.parse_args()
+    n, d, K = given.rows, given.dimension, given.components
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(n, d, generator=generator, dtype=torch.float64)
+    x += 2 * torch.randn(K, d, generator=generator, dtype=torch.float64)[torch.arange(n) % K]
+    family = GaussianMixture(K, d)
+    blurred = torch.softmax(3 * torch.randn(n, K, generator=generator, dtype=torch.float64), 1)
+    theta = family.maximise(family.complete(blurred, {"x": x}, torch.ones(n, dtype=torch.bool)))
+    table = x.numpy()
+    pooled = Pooled(K, max_iter=1, init_params="random_from_data", random_state=0).fit(table[:2000])
+
+    def scikit_learn() -> None:
+        _, log_responsibilities = pooled._e_step(table)
+        pooled._m_step(table, log_responsibilities)
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    iteration(family, theta, list(x.chunk(10)))
+    batched_iteration(family, theta, x.reshape(1000, -1, d))
+    memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+
+    def loop(algorithm: Any, federation: Any) -> Loop:
+        return Loop(algorithm, federation)
+
+    def batched(algorithm: Any, federation: Any) -> Batched:
+        return Batched(algorithm, federation, CHUNK)
+
+    work: dict[str, Callable[[], Clocks]] = {
+        "scikit-learn, pooled": lambda: timed(scikit_learn),
+        "10 clients": lambda: timed(lambda: iteration(family, theta, list(x.chunk(10)))),
+        "1,000 clients": lambda: timed(lambda: batched_iteration(family, theta, x.reshape(1000, -1, d))),
+        "10 clients, FedEM": engine_round(family, theta, x, 10, "start", loop),
+        "1,000 clients, FedEM": engine_round(family, theta, x, 1000, "start", batched),
+        "1,000 clients, FedEM without memories": engine_round(family, theta, x, 1000, "off", batched),
+    }
+    measured: dict[str, list[Clocks]] = {name: [] for name in work}
+    for _ in range(given.repeats):
+        for name, run in work.items():
+            measured[name].append(run())
+    medians = {
+        clock: {name: statistics.median(pair[i] for pair in pairs) for name, pairs in measured.items()}
+        for i, clock in enumerate(("seconds", "processor seconds"))
+    }
+    ratios = {
+        clock: {name: value / values["scikit-learn, pooled"] for name, value in values.items()}
+        for clock, values in medians.items()
+    }
+    about = {"command": "python benchmarks/em.py", "date": time.strftime("%Y-%m-%d"), "repeats": given.repeats}
+    found = {"about": about | environment(), "medians": medians, "of scikit-learn's": ratios, "megabytes": memory}
+    given.out.mkdir(parents=True, exist_ok=True)
+    (given.out / "em.json").write_text(json.dumps(found, indent=1))
+    print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
