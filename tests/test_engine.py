@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from archipel import SGD, FedAvg, FedSPM, Network, Run, Sample, classification, fit
+from archipel import SGD, Compressing, FedAvg, Federation, FedSPM, Network, Run, Sample, classification, fit
 from archipel.checkpoint import Checkpoint
+from archipel.compress import Identity
 from archipel.engine import describe
 from archipel.trees import flatten
 
@@ -327,3 +328,27 @@ def test_a_configuration_is_described_in_jsons_types(uneven):
     # Networks that differ in an activation alone are different ones: a run must not go on with the other.
     module = "Sequential( (0): Linear(in_features=3, out_features=5, bias=True) (1): Tanh() ), 20 parameters"
     assert found["task"]["encoder"]["module"] == module
+
+
+def test_parts_of_the_wrong_kind_are_told_by_their_owner(uneven):
+    task, solver = classification(nn.Linear(3, 4), uneven), SGD(lr=0.1, steps=1)
+    for algorithm, message in (
+        (FedAvg(task, 0.1), r"FedAvg's local is a solver, SGD\(.*given a float"),
+        (Compressing(FedAvg(task, None), Identity()), "FedAvg's local is a solver.*given a NoneType"),
+        (FedAvg("lenet", solver), r"FedAvg's task is what it learns, by classification\(.*given a str"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            fit(algorithm, uneven, rounds=1)
+
+
+def test_a_task_of_another_federation_is_told_what_differs(uneven):
+    x = torch.zeros(10, 5)
+    wide = Federation.from_arrays([(x, torch.arange(10) % 3)])
+    task, solver = classification(nn.Linear(5, 4), wide), SGD(lr=0.1, steps=1)
+    with pytest.raises(
+        ValueError, match=r"FedAvg's Linear was made for examples of shape \(5,\); those of .* have \(3,\)"
+    ):
+        fit(FedAvg(task, solver), uneven, rounds=1)
+    fewer = Federation.from_arrays([(x[:, :3], torch.arange(10) % 2)])
+    with pytest.raises(ValueError, match=r"FedAvg's task has 2 outputs; .* has 3 classes"):
+        fit(FedAvg(classification(nn.Linear(3, 4), fewer), solver), uneven, rounds=1)

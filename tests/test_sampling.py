@@ -1,12 +1,12 @@
 """Cohorts: who is drawn how often, against binomial and exact probabilities."""
 
-from itertools import permutations
+from itertools import combinations, permutations
 
 import pytest
 import torch
 from scipy import stats
 
-from archipel import Full, Sample, keys
+from archipel import Bernoulli, Full, Sample, keys
 
 LEVEL = 1e-3  # of a false alarm on the day the test was written; keys are fixed
 ROUNDS = 4000
@@ -61,9 +61,22 @@ def test_a_cohort_follows_from_its_key():
     assert one == same != other
 
 
+def test_bernoulli_clients_come_one_by_one():
+    p, m = 0.3, 4
+    each = keys.fold(keys.key(0), "cohort", torch.arange(ROUNDS))
+    cohorts = [tuple(Bernoulli(p).draw(torch.tensor([1, 100, 5, 7]), key).tolist()) for key in each]
+    # every one of 2^4 cohorts, the empty one among them, by its probability: coins that know nothing of one another
+    possible = [ids for k in range(m + 1) for ids in combinations(range(m), k)]
+    expected = [ROUNDS * p ** len(ids) * (1 - p) ** (m - len(ids)) for ids in possible]
+    counts = [cohorts.count(ids) for ids in possible]
+    assert sum(counts) == ROUNDS
+    assert stats.chisquare(counts, expected).pvalue > LEVEL
+
+
 def test_full_takes_everybody():
     assert Full().draw(torch.tensor([3, 1]), keys.key(0)).tolist() == [0, 1]
     assert Sample(fraction=1.0).draw(torch.tensor([3, 1]), keys.key(0)).tolist() == [0, 1]
+    assert Bernoulli(1.0).draw(torch.tensor([3, 1]), keys.key(0)).tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -80,6 +93,12 @@ def test_full_takes_everybody():
 def test_impossible_cohorts_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         Sample(**settings)
+
+
+@pytest.mark.parametrize("p", [0.0, 1.5, "0.5", True])
+def test_impossible_probabilities_are_refused(p):
+    with pytest.raises(ValueError, match=rf"Bernoulli's p must lie in \(0, 1\]; given {p!r}"):
+        Bernoulli(p)
 
 
 def test_more_clients_than_there_are_is_refused_at_the_draw():

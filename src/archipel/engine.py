@@ -19,16 +19,18 @@ from torch import Tensor, nn
 from archipel import keys
 from archipel.algorithm import Algorithm, Clients, DivergenceError, NoReplyError
 from archipel.checkpoint import Checkpoint
-from archipel.checks import kind_of
+from archipel.checks import kind_of, solver
 from archipel.clients import Handle, Ledger
 from archipel.clients.carrier import Carrier, log
 from archipel.clients.choice import Engine, choose
 from archipel.data.federation import Federation
 from archipel.evaluate import evaluate
 from archipel.groups import Groups, numbered
+from archipel.local import SGD
 from archipel.progress import RoundBar
 from archipel.run import Facts, Run
 from archipel.sampling import Cohort, Full
+from archipel.task import Network, Supervised, Task, held
 from archipel.trees import PerClient, Tree, finite
 
 
@@ -326,7 +328,47 @@ def _check_parts(algorithm: object, federation: object, cohort: object, seed: ob
             "classification(module, federation), regression(module, federation), or "
             "Whole(Network(module, federation.inputs), CrossEntropy())."
         )
+    assert isinstance(algorithm, Algorithm)
+    assert isinstance(federation, Federation)
+    _check_fields(algorithm)
+    _check_fit(algorithm, federation)
     if cohort is not None and not hasattr(cohort, "draw"):
         raise TypeError(f"fit's cohort is Full() or Sample(fraction=…) or Sample(count=…); given {cohort!r}.")
     if isinstance(seed, bool) or not isinstance(seed, int) or not -(2**63) <= seed < 2**63:
         raise ValueError(f"fit's seed must be a whole number of 64 bits; given {seed!r}.")
+
+
+def _check_fields(algorithm: Algorithm) -> None:
+    """Solvers and tasks of the algorithm, and of those within it: annotations say what they are."""
+    if not is_dataclass(algorithm):
+        return
+    for field in fields(algorithm):
+        value, owner = getattr(algorithm, field.name), type(algorithm).__name__
+        if isinstance(value, Algorithm):
+            _check_fields(value)
+        elif field.type in ("SGD", SGD):
+            solver(owner, **{field.name: value})
+        elif field.type in ("Task", Task) and not (hasattr(value, "init") and hasattr(value, "loss")):
+            raise TypeError(
+                f"{owner}'s {field.name} is what it learns, by classification(encoder, federation), regression(…) or "
+                f"Whole(…); given {kind_of(value)}."
+            )
+
+
+def _check_fit(algorithm: Algorithm, federation: Federation) -> None:
+    """Whether networks were made for examples like the federation's, and tasks for its targets."""
+    shape = tuple(federation.inputs.shape)
+    for network in held(algorithm, Network):
+        if network.inputs is not None and tuple(network.inputs.shape) != shape:
+            raise ValueError(
+                f"{type(algorithm).__name__}'s {type(network.module).__name__} was made for examples of shape "
+                f"{tuple(network.inputs.shape)}; those of {federation.name!r} have {shape}. Make its task, and its "
+                "router, with the federation that it runs on."
+            )
+    for task in held(algorithm, Supervised):
+        if task.outputs != federation.outputs:
+            kind = "targets" if federation.classes is None else "classes"
+            raise ValueError(
+                f"{type(algorithm).__name__}'s task has {task.outputs} outputs; {federation.name!r} has "
+                f"{federation.outputs} {kind}. Make the task with the federation that it runs on."
+            )

@@ -153,7 +153,13 @@ class Run:
 
         Raises:
             ValueError: no such client.
+            TypeError: the algorithm fits a distribution, and has nothing to predict with.
         """
+        if not isinstance(self.algorithm, Predicts | PredictsGlobally):
+            raise TypeError(
+                f"{type(self.algorithm).__name__} has no model that answers queries: it fits a distribution. Ask its "
+                "family, as in run.algorithm.family.posterior(run.server['theta'], {'x': x})."
+            )
         queries = self.facts.inputs.prepare(x)
         m, n = len(self.facts.names), len(queries)
         if client is not None:

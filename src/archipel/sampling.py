@@ -72,3 +72,30 @@ class Sample:
         gumbel = -torch.log(-torch.log(u))
         score = gumbel + torch.log(sizes.double()) if self.weighted else gumbel
         return torch.topk(score, k).indices.sort().values
+
+
+@dataclass(frozen=True)
+class Bernoulli:
+    """Every client takes part with probability p, whoever else does: the cohort's size varies, and it can be empty.
+
+    A round that nobody takes part in is a round: a method that can move without replies does (FedEM), and with any
+    other the server keeps its state and the run goes on.
+
+    Args:
+        p: in (0, 1].
+
+    Raises:
+        ValueError: p out of range.
+
+    >>> [len(Bernoulli(0.5).draw(torch.tensor([5, 5, 5, 5]), keys.key(seed))) for seed in range(4)]
+    [1, 2, 2, 0]
+    """
+
+    p: float
+
+    def __post_init__(self) -> None:
+        if isinstance(self.p, bool) or not isinstance(self.p, int | float) or not 0 < self.p <= 1:
+            raise ValueError(f"Bernoulli's p must lie in (0, 1]; given {self.p!r}.")
+
+    def draw(self, sizes: Tensor, key: Tensor) -> Tensor:
+        return (keys.uniform(key, len(sizes), dtype=torch.float64) < self.p).nonzero()[:, 0]

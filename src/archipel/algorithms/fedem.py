@@ -1,0 +1,115 @@
+"""FedEM. A. Dieuleveut, G. Fort, E. Moulines, G. Robin: Federated-EM with heterogeneity mitigation and variance
+reduction. NeurIPS 2021. (The mixture of experts of O. Marfoq et al., which has the same name, is another method.)"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from archipel import checks, mean_field
+from archipel.algorithm import Algorithm, Clients, Info
+from archipel.compress import Compressor, Identity
+from archipel.em.family import Family
+from archipel.examples import ClientData
+from archipel.mean_field import Memory, Rate, Start
+from archipel.trees import Tree
+
+
+@dataclass(frozen=True, eq=False)
+class FedEM(Algorithm):
+    """Federated expectation-maximisation: a latent-variable model of all clients' data, from compressed statistics.
+
+    It minimises F(θ) = −Σ_i ρ_i (mean log-likelihood of client i) + R(θ), ρ_i = n_i/n: the penalised likelihood of the
+    data pooled. A round is Algorithm 1, with ρ_i where the paper, whose clients hold equally much, has 1/n:
+
+    - each client of the cohort A: S_i ≈ s̄_i(T(Ŝ_k)), of all its examples or of a minibatch; Δ_i = S_i − Ŝ_k − V_i goes
+      to the server as Quant(Δ_i); V_i ← V_i + α Quant(Δ_i);
+    - server: H = V + p⁻¹ Σ_{i∈A} ρ_i Quant(Δ_i); Ŝ_{k+1} = Ŝ_k + γ_{k+1} H; V ← V + α Σ_{i∈A} ρ_i Quant(Δ_i); it sends
+      Ŝ_{k+1} and T(Ŝ_{k+1}).
+
+    V = Σ ρ_i V_i at all times. With all clients, all data, no compression and γ = 1 a round is an iteration of EM on
+    the pooled data, and memories play no role. They are there for compression: the V_i come to be h_i(Ŝ), so that Δ_i
+    and with it the compression's error go to zero however different clients are.
+
+    Before the first round two plain exchanges with everybody give Ŝ_0 = s̄(θ_0) and V_0 = h(Ŝ_0); they are counted in
+    the first round. After k rounds of EM the server therefore holds the iterate k + 1 from θ_0.
+
+    The sum is divided by p, the participation that was planned, not by who answered: a reply that is lost is a client
+    that didn't take part. That doesn't move the roots, but weakens H; where replies are known to be lost with
+    probability f, give ``participation=p * (1 - f)``. If every reply of a round is lost, the server waits.
+
+    Info, by round: ``field``, ‖H‖², the server's own estimate of ‖h(Ŝ_k)‖² (and exact with all data, all clients and no
+    compression); ``projected``, how many steps so far left the domain of T and were projected; ``expectations``, how
+    many E[s(y, z) | y; θ] the round has computed. For callbacks, :mod:`archipel.mean_field` has h(Ŝ) and F themselves.
+
+    Args:
+        family: the model: its statistics s̄, its M-step T, its penalty R.
+        start: θ_0, parameters of the family; or a function ``(clients, key) → θ_0``.
+        compressor: Quant, unbiased; ``Identity()`` sends statistics as they are.
+        rate: γ, above 0; or a function of the round's number (from 0), :class:`archipel.mean_field.Decay`, say.
+        alpha: α, above 0; ``None``: 1/(1 + ω).
+        batch: b, examples that each client draws a round; ``None``: all of them.
+        replacement: draw minibatches with replacement.
+        memory: V_{0,i}: ``"start"`` for h_i(Ŝ_0), ``"zero"``; or ``"off"``: V = 0 for ever, to see what it is good for.
+        participation: p, the share of clients that take part on average (of :class:`archipel.Bernoulli` cohorts);
+            ``None``: the share that the round's cohort has, which is p for cohorts of a fixed size. Cohorts must be
+            drawn uniformly, since examples count as weights already.
+
+    Raises:
+        ValueError: a setting out of its range, or a biased compressor.
+
+    >>> import torch
+    >>> from archipel import Federation, fit
+    >>> from archipel.em import GaussianMixture
+    >>> x = torch.randn(60, 1, generator=torch.Generator().manual_seed(0))
+    >>> low, high = (x[:20] - 5, torch.zeros(20)), (x[20:] + 5, torch.zeros(40))  # y isn't used
+    >>> start = {"weight": torch.ones(2) / 2, "mean": torch.tensor([[-1.0], [1.0]]), "covariance": torch.ones(2, 1)}
+    >>> start = {name: value.double() for name, value in start.items()}
+    >>> fedem = FedEM(GaussianMixture(2, 1, "diag"), start)
+    >>> run = fit(fedem, Federation.from_arrays([low, high], test=0.0), rounds=5)
+    >>> run.server["theta"]["weight"], [round(m.item()) for m in run.server["theta"]["mean"]]
+    (tensor([0.3333, 0.6667], dtype=torch.float64), [-5, 5])
+    """
+
+    family: Family
+    start: Start
+    compressor: Compressor = Identity()
+    rate: Rate = 1.0
+    alpha: float | None = None
+    batch: int | None = None
+    replacement: bool = False
+    memory: Memory = "start"
+    participation: float | None = None
+
+    def __post_init__(self) -> None:
+        mean_field.check(self)
+        if self.batch is not None:
+            checks.whole("FedEM", batch=self.batch)
+
+    def init_server(self, clients: Clients, key: Tensor) -> Tree:
+        return mean_field.begin(self, clients, key)
+
+    def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
+        server = message["server"]
+        estimate = mean_field.expected(self, server["theta"], data) if self.memory == "start" else {}
+        return mean_field.enrolled(self, server["statistics"], estimate)
+
+    def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
+        server, info = mean_field.move(self, self.difference, server, clients, key)
+        passes = 3 if self.memory == "start" else 1  # for Ŝ_0, for V_0, and for the V_{0,i} at the clients
+        return server, info | {"expectations": mean_field.expectations(clients, self.batch, self.replacement, passes)}
+
+    def difference(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
+        """S_i from the client's examples, and how it differs from what the server knows."""
+        batch, mask = mean_field.minibatch(data.train, key, self.batch, self.replacement)
+        estimate = self.family.statistics(message["theta"], batch, mask)
+        return mean_field.tell(self, client, message["statistics"], estimate, key)
+
+    def expect(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
+        """s̄_i(θ) over all the client's examples."""
+        return client, mean_field.expected(self, message["theta"], data)
+
+    def score(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
+        """The mean log-likelihood of the client's examples at θ."""
+        return client, {"log_likelihood": mean_field.mean_log_likelihood(self, message["theta"], data)}
