@@ -1,0 +1,124 @@
+"""PersonalFedEM: FedEM where everybody shares the components and each client has its own mixing weights. The steps and
+memories are those of A. Dieuleveut, G. Fort, E. Moulines, G. Robin (NeurIPS 2021), the model is ours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from archipel import checks, mean_field
+from archipel.algorithm import Algorithm, Clients, Info
+from archipel.compress import Compressor, Identity
+from archipel.em.mixture import Mixture
+from archipel.examples import ClientData
+from archipel.mean_field import Memory, Rate, Start
+from archipel.trees import Tree
+
+
+@dataclass(frozen=True, eq=False)
+class PersonalFedEM(Algorithm):
+    """Federated EM of a mixture whose weights are personal: client i's examples come from Σ_k π_ik p(y; θ_k).
+
+    It minimises F(θ, π_1, …, π_m) = −Σ_i ρ_i (mean log-likelihood of client i at θ, π_i) + R(θ) − Σ_ik a log π_ik/nK,
+    ρ_i = n_i/n, the last term for a Dirichlet(1 + a/K) law of each π_i. The expected complete-data log-likelihood is a
+    sum of one term in θ and one in each π_i, so that an iteration of EM is :class:`FedEM`'s with E-steps at (θ, π_i),
+    and one more M-step at each client,
+
+        π_ik ← (Σ_j r_ijk + a/K) / (n_i + a),
+
+    r_ij being the responsibilities of example j: F never rises (full data and participation, γ = 1, an exact penalty).
+    Without a, a component that a client has had no example of has no weight there, for ever, and new examples of it
+    next to no density.
+
+    π_i is kept at the client. What is sent is FedEM's: the sums of a component must be divided by its mass, and that
+    is why the mass of components at a client, Σ_j r_ij, is in the reply; the server needs the sum over
+    clients alone, which gives θ its own weights.
+
+    A client starts with the weights that all clients have together. With minibatches of b examples it moves them by
+    b/n_i of the way, so that about one pass over its data is behind them.
+
+    Args:
+        family: a mixture.
+        start: θ_0, parameters of the family; or a function ``(clients, key) → θ_0``.
+        compressor, rate, alpha, batch, replacement, memory, participation: as :class:`FedEM`'s.
+        pseudo_count: a, 0 or above: how many examples, spread evenly over components, each client has seen beforehand.
+
+    Raises:
+        ValueError: a setting out of its range, a family that isn't a mixture, or a biased compressor.
+
+    >>> import torch
+    >>> from archipel import Federation, fit
+    >>> from archipel.em import GaussianMixture
+    >>> x = torch.tensor([[-5.0], [-4.0], [4.0], [5.0]])
+    >>> both, high = (x, torch.zeros(4)), (x[2:], torch.zeros(2))  # y isn't used
+    >>> start = {"weight": torch.ones(2) / 2, "mean": torch.tensor([[-1.0], [1.0]]), "covariance": torch.ones(2, 1)}
+    >>> start = {name: value.double() for name, value in start.items()}
+    >>> algorithm = PersonalFedEM(GaussianMixture(2, 1, "diag"), start)
+    >>> run = fit(algorithm, Federation.from_arrays([both, high], test=0.0), rounds=5)
+    >>> [[round(share, 3) for share in client["weight"].tolist()] for client in run.clients]
+    [[0.5, 0.5], [0.167, 0.833]]
+    """
+
+    family: Mixture
+    start: Start
+    compressor: Compressor = Identity()
+    rate: Rate = 1.0
+    alpha: float | None = None
+    batch: int | None = None
+    replacement: bool = False
+    memory: Memory = "start"
+    participation: float | None = None
+    pseudo_count: float = 1.0
+
+    def __post_init__(self) -> None:
+        mean_field.check(self)
+        if not isinstance(self.family, Mixture):
+            raise ValueError(
+                "PersonalFedEM's family is a mixture, such as GaussianMixture(components, dimension), whose weights "
+                f"can be personal; given {checks.kind_of(self.family)}."
+            )
+        checks.at_least_zero("PersonalFedEM", pseudo_count=self.pseudo_count)
+        if self.batch is not None:
+            checks.whole("PersonalFedEM", batch=self.batch)
+
+    def init_server(self, clients: Clients, key: Tensor) -> Tree:
+        return mean_field.begin(self, clients, key)
+
+    def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
+        server = message["server"]
+        estimate = mean_field.expected(self, server["theta"], data) if self.memory == "start" else {}
+        return mean_field.enrolled(self, server["statistics"], estimate) | {"weight": server["theta"]["weight"]}
+
+    def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
+        server, info = mean_field.move(self, self.difference, server, clients, key)
+        passes = 3 if self.memory == "start" else 1
+        return server, info | {"expectations": mean_field.expectations(clients, self.batch, self.replacement, passes)}
+
+    def difference(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
+        """S_i and the client's new weights from its examples, and how S_i differs from what the server knows."""
+        batch, mask = mean_field.minibatch(data.train, key, self.batch, self.replacement)
+        estimate = self.family.statistics(_own(client, message["theta"]), batch, mask)
+        n, a = data.train.count, self.pseudo_count
+        best = (n * estimate["weight"] + a / self.family.components) / (n + a)
+        weight = client["weight"] + (mask.sum() / n).clamp(max=1) * (best - client["weight"])
+        return mean_field.tell(self, client | {"weight": weight}, message["statistics"], estimate, key)
+
+    def expect(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
+        """s̄_i(θ, π_i) over all the client's examples."""
+        return client, mean_field.expected(self, _own(client, message["theta"]), data)
+
+    def score(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
+        """The mean log-likelihood of the client's examples at (θ, π_i)."""
+        value = mean_field.mean_log_likelihood(self, _own(client, message["theta"]), data)
+        return client, {"log_likelihood": value}
+
+    def weights(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
+        """π_i, for evaluations."""
+        return client, client["weight"]
+
+
+def _own(client: Tree, theta: Tree) -> Tree:
+    """θ with the client's weights; before it is enrolled, with everybody's."""
+    own: Tree = theta | {"weight": client.get("weight", theta["weight"])}
+    return own

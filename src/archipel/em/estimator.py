@@ -1,0 +1,160 @@
+"""What the federated estimators share: settings, fitting from several starts, scores. For users:
+:mod:`archipel.em.estimators`."""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, DensityMixin
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import check_random_state
+
+from archipel import checks
+from archipel.algorithms.fedem import FedEM
+from archipel.algorithms.personal_fedem import PersonalFedEM
+from archipel.compress import Compressor, Identity
+from archipel.data.federation import Federation
+from archipel.em.family import Family
+from archipel.em.fitting import Convergence, Criterion, follow
+from archipel.em.scores import Scores
+from archipel.em.tables import check_domain, federation_of, read, read_targets, whole
+from archipel.mean_field import Decay, Rate, Start
+from archipel.sampling import Bernoulli, Full
+
+NOISY_RATE = Decay(0.5)
+"""γ where compression, minibatches or partial participation make rounds random, if none is given."""
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class FederatedModel(Scores, DensityMixin, BaseEstimator, ABC):  # type: ignore[misc] # scikit-learn has no types
+    """A latent-variable model that is fitted to the data of clients, which stay where they are.
+
+    Args:
+        tol: converged is what changes the mean log-likelihood by less in a round, or has ‖H‖² below it.
+        max_iter: rounds at most, in each start.
+        n_init: starts; the one that ends at the highest likelihood is kept.
+        criterion: ``"likelihood"``, which costs one more pass over the data and a number from each client a round; or
+            ``"field"``, the server's own estimate ‖H‖² of ‖h(Ŝ)‖², which costs nothing.
+        random_state: seed, or ``numpy.random.RandomState``.
+        compressor: of what clients send, one of :mod:`archipel.compress`; ``None``: none.
+        participation: p, the probability with which a client takes part in a round.
+        batch_size: examples that a client draws a round; ``None``: all.
+        rate: γ, a number or a function of the round; ``None``: 1, or :data:`NOISY_RATE` where rounds are random.
+    """
+
+    tol: float = 1e-3
+    max_iter: int = 100
+    n_init: int = 1
+    criterion: Criterion = "likelihood"
+    random_state: Any = None
+    compressor: Compressor | None = None
+    participation: float = 1.0
+    batch_size: int | None = None
+    rate: Rate | None = None
+
+    names: ClassVar[Mapping[str, str]] = {}
+    """Parameters of the family by the names that they have here."""
+    regresses: ClassVar[bool] = False
+    missing: ClassVar[bool] = False
+
+    # What a model says of itself
+
+    @abstractmethod
+    def _family(self, federation: Federation) -> Family:
+        """The family, for data with these columns and this centre."""
+
+    @abstractmethod
+    def _start(self, family: Any, federation: Federation) -> Start:
+        """Where to start."""
+
+    def _shown(self, name: str, value: NDArray[np.float64]) -> Any:
+        """A parameter as it is shown, under its name here."""
+        return value
+
+    # Fitting
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Fits the model to clients.
+
+        Args:
+            X: clients' examples, a list ``[X_1, …, X_n]`` or a dict of matrices ``(n_i, d)``; one matrix is one client.
+            y: clients' targets, where the model regresses.
+
+        Raises:
+            ValueError: settings out of range, data that aren't sound or that the model has no density for.
+
+        Warns:
+            ConvergenceWarning: the best start hadn't converged after ``max_iter`` rounds.
+        """
+        self._check()
+        tables = read(self, X, reset=True, missing=self.missing)
+        federation = federation_of(tables, read_targets(y, tables) if self.regresses else None)
+        family = self._family(federation)
+        for client in federation.clients:
+            check_domain(family, client.name, client.train)
+        start = self._start(family, federation)
+        seeds = check_random_state(self.random_state).randint(2**31 - 1, size=int(self.n_init)).tolist()
+        runs = [self._run(family, start, federation, seed) for seed in seeds]
+        self._keep(family, federation, runs)
+        return self
+
+    def _run(self, family: Family, start: Start, federation: Federation, seed: int) -> Convergence:
+        noisy = self.compressor is not None or self.batch_size is not None or self.participation < 1
+        personal = getattr(self, "personal_weights", False)
+        kind: Any = PersonalFedEM if personal else FedEM
+        more = {"pseudo_count": self.personal_pseudo_count} if personal else {}
+        algorithm = kind(
+            family,
+            start,
+            compressor=self.compressor or Identity(),
+            **more,
+            rate=self.rate or (NOISY_RATE if noisy else 1.0),
+            batch=None if self.batch_size is None else int(self.batch_size),
+            participation=self.participation if self.participation < 1 else None,
+        )
+        run = Convergence(int(self.max_iter), self.tol, self.criterion, noisy)
+        cohort = Bernoulli(self.participation) if self.participation < 1 else Full()
+        follow(algorithm, federation, run, cohort=cohort, seed=seed)
+        return run
+
+    def _keep(self, family: Family, federation: Federation, runs: list[Convergence]) -> None:
+        best = max(runs, key=lambda run: run.bounds[-1])
+        self._model, self._theta = family, {name: t.detach().clone() for name, t in best.server["theta"].items()}
+        for shown, name in self.names.items():
+            setattr(self, f"{shown}_", self._shown(shown, self._theta[name].numpy().copy()))
+        self.client_names_ = [client.name for client in federation.clients]
+        self.n_parameters_ = family.parameters()
+        if best.weights is not None:
+            self.client_weights_ = best.weights.numpy().copy()
+            self.n_parameters_ += (len(best.weights) - 1) * (best.weights.shape[1] - 1)
+        self.converged_, self.n_iter_ = best.converged, len(best.history)
+        self.lower_bounds_, self.lower_bound_ = list(best.bounds), best.bounds[-1]
+        self.history_, self.n_projected_ = best.history, int(best.server["projected"])
+        self.uplink_, self.downlink_ = (
+            sum(record[way] for run in runs for record in run.history) for way in ("uplink", "downlink")
+        )
+        if not best.converged:
+            warnings.warn(
+                f"The best of {len(runs)} starts did not converge in {self.max_iter} rounds. Raise max_iter or tol, "
+                "take other starts, or check for degenerate data.",
+                ConvergenceWarning,
+                stacklevel=3,
+            )
+
+    def _check(self) -> None:
+        owner = type(self).__name__
+        counts = {"max_iter": self.max_iter, "n_init": self.n_init}
+        counts |= {} if self.batch_size is None else {"batch_size": self.batch_size}
+        for name, value in counts.items():
+            checks.whole(owner, **{name: whole(value)})
+        checks.at_least_zero(owner, tol=self.tol)
+        checks.one_of(owner, "criterion", self.criterion, "likelihood", "field")
+        checks.number(owner, participation=self.participation)
+        if not 0 < self.participation <= 1:
+            raise ValueError(f"{owner}'s participation is a probability in (0, 1]; given {self.participation}.")

@@ -1,0 +1,197 @@
+"""Federated mixtures and factor models in scikit-learn's manner.
+
+They take clients, ``fit([X_1, …, X_n])``, and otherwise keep scikit-learn's conventions: settings are attributes, what
+is learnt ends with an underscore, ``get_params`` and ``clone`` work. Fits are runs of :class:`archipel.FedEM`, or with
+personal weights of :class:`archipel.PersonalFedEM`, through :func:`archipel.fit`: only means of statistics leave
+clients, beside what the start tells (:class:`archipel.em.KMeansPlusPlus`) and, before the first round, each column's
+sum and sum of squares, which give the centre and aren't in the traffic.
+
+All have these attributes, beside their parameters:
+
+- ``converged_``, ``n_iter_`` (rounds), ``lower_bound_`` (the mean log-likelihood of the clients' examples at the
+  parameters found) and ``lower_bounds_`` (after each round; with ``criterion="field"`` the last alone);
+- ``n_parameters_``, ``n_projected_`` (how many steps left the domain of the M-step and were projected), ``history_``
+  (of rounds), ``uplink_`` and ``downlink_`` (bytes, over all starts), ``client_names_``;
+- ``client_weights_``, ``(n_clients, K)``, with personal weights. (Simulated clients are in the same process; in a real
+  federation this table isn't anywhere.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from archipel.data.federation import Federation
+from archipel.em.discrete import BernoulliMixture, CategoricalMixture, PoissonMixture
+from archipel.em.gaussian import GaussianMixture, Kind
+from archipel.em.mixture_estimators import Assigns, FederatedMixture, responsibilities
+from archipel.em.regression import RegressionMixture
+from archipel.em.shrinkage import InverseWishart, Ridge
+from archipel.em.tables import whole
+
+
+@dataclass(eq=False, repr=False)
+class FederatedGaussianMixture(Assigns, FederatedMixture):
+    """A Gaussian mixture over clients.
+
+    Attributes are scikit-learn's: ``weights_`` (K,), ``means_`` (K, d), ``covariances_`` (K, d, d), (d, d) if tied,
+    (K, d) if diagonal, (K,) if spherical. From the same start and to convergence they are those of
+    :class:`sklearn.mixture.GaussianMixture` on the pooled data.
+
+    Args:
+        n_components: K.
+        covariance_type: ``"full"``, ``"tied"``, ``"diag"`` or ``"spherical"``.
+        reg_covar: added to the diagonal of covariances, above 0; the data's units squared.
+        prior: an :class:`archipel.em.InverseWishart` instead of reg_covar, under which the penalised likelihood never
+            falls.
+
+    Other settings: :class:`FederatedMixture`, :class:`archipel.em.estimator.FederatedModel`.
+
+    >>> rng = np.random.default_rng(0)
+    >>> hospitals = [rng.normal(-5, 1, size=(30, 2)), rng.normal([[-5, -5]] * 10 + [[5, 5]] * 50)]
+    >>> model = FederatedGaussianMixture(2, random_state=0).fit(hospitals)
+    >>> model.converged_, sorted(model.weights_.round(3).tolist())
+    (True, [0.444, 0.556])
+    """
+
+    n_components: int = 1
+    _: KW_ONLY
+    covariance_type: Kind = "full"
+    reg_covar: float = 1e-6
+    prior: InverseWishart | None = None
+    names: ClassVar = {"weights": "weight", "means": "mean", "covariances": "covariance"}
+
+    def _family(self, federation: Federation) -> GaussianMixture:
+        d, centre = self.n_features_in_, federation.inputs.mean
+        shrinkage = Ridge(self.reg_covar) if self.prior is None else self.prior
+        return GaussianMixture(int(self.n_components), d, self.covariance_type, shrinkage, centre)
+
+    def _shown(self, name: str, value: NDArray[np.float64]) -> Any:
+        if name == "covariances" and self.covariance_type in ("tied", "spherical"):
+            return value[0] if self.covariance_type == "tied" else value[:, 0]
+        return value
+
+    def _hidden(self, name: str, value: NDArray[np.float64]) -> NDArray[np.float64]:
+        if name == "covariances" and self.covariance_type in ("tied", "spherical"):
+            return value[None] if self.covariance_type == "tied" else value[:, None]
+        return value
+
+
+@dataclass(eq=False, repr=False)
+class FederatedBernoulliMixture(Assigns, FederatedMixture):
+    """A mixture of independent yes-or-no columns over clients; ``weights_`` (K,), ``probabilities_`` (K, d).
+
+    Args:
+        n_components: K.
+        pseudo_count: of either answer, in every component, as a share of an example.
+    """
+
+    n_components: int = 1
+    _: KW_ONLY
+    pseudo_count: float = 1e-6
+    names: ClassVar = {"weights": "weight", "probabilities": "probability"}
+
+    def _family(self, federation: Federation) -> BernoulliMixture:
+        return BernoulliMixture(int(self.n_components), self.n_features_in_, self.pseudo_count)
+
+
+@dataclass(eq=False, repr=False)
+class FederatedLatentClass(Assigns, FederatedMixture):
+    """Latent class analysis over clients: a mixture of independent columns with unordered answers 0, 1, ….
+
+    ``weights_`` (K,), ``probabilities_`` (K, Σ levels), the columns' answers side by side, ``levels_``.
+
+    Args:
+        n_components: K.
+        levels: how many answers each column has, a tuple; ``None``: one more than the highest that a client has, and at
+            least two.
+        pseudo_count: of each answer, in every class, as a share of an example.
+    """
+
+    n_components: int = 1
+    _: KW_ONLY
+    levels: tuple[int, ...] | None = None
+    pseudo_count: float = 1e-6
+    names: ClassVar = {"weights": "weight", "probabilities": "probability"}
+
+    def _family(self, federation: Federation) -> CategoricalMixture:
+        highest = torch.stack([client.train["x"].amax(0) for client in federation.clients]).amax(0)
+        found = tuple(max(2, int(value) + 1) for value in highest.tolist())
+        self.levels_ = found if self.levels is None else tuple(map(whole, self.levels))
+        return CategoricalMixture(int(self.n_components), self.levels_, self.pseudo_count)
+
+
+@dataclass(eq=False, repr=False)
+class FederatedPoissonMixture(Assigns, FederatedMixture):
+    """A mixture of independent counts over clients; ``weights_`` (K,), ``rates_`` (K, d).
+
+    Args:
+        n_components: K.
+        pseudo_count: what every component has counted beforehand,
+        pseudo_exposure: on how much of an example.
+    """
+
+    n_components: int = 1
+    _: KW_ONLY
+    pseudo_count: float = 1e-6
+    pseudo_exposure: float = 1e-6
+    names: ClassVar = {"weights": "weight", "rates": "rate"}
+
+    def _family(self, federation: Federation) -> PoissonMixture:
+        pseudo = self.pseudo_count, self.pseudo_exposure
+        return PoissonMixture(int(self.n_components), self.n_features_in_, *pseudo)
+
+
+@dataclass(eq=False, repr=False)
+class FederatedRegressionMixture(FederatedMixture):
+    """A mixture of linear regressions over clients, ``fit([X_1, …], [y_1, …])``.
+
+    ``weights_`` (K,), ``intercepts_`` (K,), ``coefs_`` (K, d), ``noise_variances_`` (K,). Likelihoods are those of y
+    given x. Starts are random, so that several are worth their time.
+
+    Args:
+        n_components: K.
+        alpha: the ridge penalty on coefficients, per example.
+        n_init: as elsewhere, but 5.
+    """
+
+    n_components: int = 1
+    _: KW_ONLY
+    alpha: float = 1e-6
+    n_init: int = 5
+    init: Any = "random"
+    names: ClassVar = {
+        "weights": "weight",
+        "intercepts": "intercept",
+        "coefs": "slope",
+        "noise_variances": "noise",
+    }
+    regresses: ClassVar = True
+
+    def _family(self, federation: Federation) -> RegressionMixture:
+        y = [client.train["y"] for client in federation.clients]
+        mean = sum(float(values.sum()) for values in y) / int(federation.sizes.sum())
+        centre = (*federation.inputs.mean, mean)
+        return RegressionMixture(int(self.n_components), self.n_features_in_, self.alpha, centre=centre)
+
+    def predict(self, X: Any, *, client: str | int | None = None) -> NDArray[np.float64]:
+        """E[y | x] = Σ_k π_k (b_k + β_kᵀx), ``(n,)``: as scikit-learn's regressors."""
+        check_is_fitted(self)
+        x = validate_data(self, X, reset=False, dtype=np.float64)
+        weights = self._theta_of(client)["weight"].numpy()
+        found: NDArray[np.float64] = (self.intercepts_ + x @ self.coefs_.T) @ weights
+        return found
+
+    def predict_component(self, X: Any, y: Any, *, client: str | int | None = None) -> NDArray[np.int64]:
+        """The likeliest component of each (x, y), ``(n,)``."""
+        found: NDArray[np.int64] = self.responsibilities(X, y, client=client).argmax(1)
+        return found
+
+    def responsibilities(self, X: Any, y: Any, *, client: str | int | None = None) -> NDArray[np.float64]:
+        """The probability of each component given (x, y), ``(n, K)``."""
+        return self._rows(responsibilities(self), X, y, client)

@@ -1,0 +1,134 @@
+"""What can be asked of a fitted model: likelihoods, information criteria, samples."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from archipel import checks, keys
+from archipel.em.tables import ONE, Table, Tables, batch_of, check_domain, read, read_targets, whole
+from archipel.trees import Tree
+
+
+class Scores:
+    """The part of :class:`archipel.em.estimator.FederatedModel` that comes after ``fit``."""
+
+    regresses: ClassVar[bool]
+    missing: ClassVar[bool]
+    random_state: Any
+    n_parameters_: int
+    client_names_: list[str]
+    client_weights_: NDArray[np.float64]
+    _model: Any
+    _theta: Tree
+
+    def score_samples(self, X: Any, y: Any = None, *, client: str | int | None = None) -> NDArray[np.float64]:
+        """The log-likelihood of each example, ``(n,)``.
+
+        Args:
+            X: one matrix, ``(n, d)``.
+            y: ``(n,)``, where the model regresses.
+            client: whose mixing weights count, by name or number; ``None``: everybody's.
+        """
+        return self._rows(self._family_of_rows("log_likelihood"), X, y, client)
+
+    def score(self, X: Any, y: Any = None, *, client: str | int | None = None) -> float:
+        """The mean log-likelihood per example, of one matrix, or of clients' as ``fit`` takes them.
+
+        With personal weights, and no ``client``, those of several clients are the fitted ones', by name or in order.
+        """
+        total, n = self._total(X, y, client)
+        return total / n
+
+    def bic(self, X: Any, y: Any = None, *, client: str | int | None = None) -> float:
+        """Bayes' information criterion, −2 log-likelihood + p log n, the lower the better; X as ``score`` takes it."""
+        total, n = self._total(X, y, client)
+        return -2 * total + self.n_parameters_ * math.log(n)
+
+    def aic(self, X: Any, y: Any = None, *, client: str | int | None = None) -> float:
+        """Akaike's information criterion, −2 log-likelihood + 2p, the lower the better; X as ``score`` takes it."""
+        total, _ = self._total(X, y, client)
+        return -2 * total + 2 * self.n_parameters_
+
+    def sample(self, n_samples: int = 1) -> tuple[NDArray[Any], ...]:
+        """Draws examples from the model with everybody's mixing weights.
+
+        Returns:
+            X ``(n, d)``, y ``(n,)`` where the model regresses, and the latents: components ``(n,)``, or factors.
+        """
+        check_is_fitted(self)
+        checks.whole(type(self).__name__, n_samples=whole(n_samples))
+        key = keys.key(int(check_random_state(self.random_state).randint(2**31 - 1)))
+        drawn = self._model.sample(self._theta, int(n_samples), key)
+        return tuple(drawn[name].numpy() for name in ("x", "y", "z") if name in drawn)
+
+    # Reading what is asked
+
+    def _family_of_rows(self, method: str) -> Callable[[Tree, Tree], Tensor]:
+        check_is_fitted(self)
+        found: Callable[[Tree, Tree], Tensor] = getattr(self._model, method)
+        return found
+
+    def _rows(
+        self, function: Callable[[Tree, Tree], Tensor], X: Any, y: Any, client: str | int | None
+    ) -> NDArray[np.float64]:
+        """``function`` of θ and the rows of one matrix."""
+        tables, targets = self._read(X, y)
+        if list(tables) != [ONE]:
+            raise ValueError(
+                f"Give one matrix here, not {len(tables)} clients: [model.predict(x, client=i) for i, x in "
+                "enumerate(X)]."
+            )
+        return self._apply(function, tables[ONE], None if targets is None else targets[ONE], client)
+
+    def _total(self, X: Any, y: Any, client: str | int | None) -> tuple[float, int]:
+        log_likelihood = self._family_of_rows("log_likelihood")
+        tables, targets = self._read(X, y)
+        whose: list[Any] = [client] * len(tables)
+        if client is None and hasattr(self, "client_weights_") and list(tables) != [ONE]:
+            if len(tables) != len(self.client_names_):
+                raise ValueError(
+                    f"Weights are personal: give the {len(self.client_names_)} clients of the fit, not {len(tables)}; "
+                    "or one matrix, with client=NAME for a client's own weights."
+                )
+            whose = list(tables) if isinstance(X, Mapping) else list(range(len(tables)))
+        values = [
+            self._apply(log_likelihood, table, None if targets is None else targets[name], who).sum()
+            for (name, table), who in zip(tables.items(), whose, strict=True)
+        ]
+        return float(sum(values)), sum(len(table) for table in tables.values())
+
+    def _read(self, X: Any, y: Any) -> tuple[Tables, Tables | None]:
+        tables = read(self, X, reset=False, missing=self.missing)
+        return tables, read_targets(y, tables) if self.regresses else None
+
+    def _apply(
+        self, function: Callable[[Tree, Tree], Tensor], table: Table, targets: Table | None, client: str | int | None
+    ) -> NDArray[np.float64]:
+        batch = batch_of(table, targets)
+        check_domain(self._model, ONE, batch)
+        with torch.no_grad():
+            found: NDArray[np.float64] = function(self._theta_of(client), batch).numpy()
+        return found
+
+    def _theta_of(self, client: str | int | None) -> Tree:
+        if client is None:
+            return self._theta
+        if not hasattr(self, "client_weights_"):
+            raise ValueError("All clients have the same weights here: leave client away, or fit with personal_weights.")
+        names = self.client_names_
+        if client not in names and (isinstance(client, str) or not 0 <= operator.index(client) < len(names)):
+            raise ValueError(
+                f"There is no client {client!r}; there are {', '.join(names[:20])}, or 0 to {len(names) - 1}."
+            )
+        index = names.index(client) if client in names else operator.index(client)  # type: ignore[arg-type]
+        return self._theta | {"weight": torch.from_numpy(self.client_weights_[index])}
