@@ -24,7 +24,6 @@ from archipel.trees import (
     Tree,
     decoded,
     decoded_rows,
-    finite,
     is_compressed,
     leaves,
     nbytes,
@@ -88,9 +87,7 @@ class Batched:
         for start in range(0, len(ids), self.chunk):
             chunk = list(ids[start : start + self.chunk])
             states, replies = self._batch(step, message, chunk, key, training)
-            usable = torch.ones(len(chunk), dtype=torch.bool)
-            if found := [leaf for leaf in leaves((states, decoded_rows(replies))) if leaf.is_floating_point()]:
-                usable = torch.func.vmap(finite)(found)
+            usable = _usable((states, decoded_rows(replies)), len(chunk))
             if training:
                 self._commit(torch.tensor(chunk), states, usable)
             yield Outcome(chunk, replies, usable, nbytes(replies) // len(chunk))
@@ -99,6 +96,7 @@ class Batched:
         index, message = torch.tensor(ids), decoded(message)
         dims = tree_map(lambda leaf: 0 if isinstance(leaf, PerClient) else None, message)
         sent = tree_map(lambda leaf: leaf.row(index) if isinstance(leaf, PerClient) else leaf, message)
+        # States are copied out, always: a reply, or another entry of the new state, may be an entry of the old one.
         data, states = self._data(index, training), row(self._states, index)
         with torch.no_grad():
             batched = torch.func.vmap(step, in_dims=(0, dims, 0, 0), randomness="error")
@@ -151,8 +149,14 @@ class Batched:
                 "A step changed the shape of a client's state. A state keeps its keys from enrolment on: give every "
                 "entry a first value in init_client."
             )
-        kept, rows = index[usable], row(states, usable)
-        tree_map(lambda table, new: table.index_copy_(0, kept, new), self._states, rows)
+        kept = _place(index[usable])
+        rows = states if bool(usable.all()) else row(states, usable)
+
+        def write(table: Tensor, new: Tensor) -> Tensor:
+            table[kept] = new
+            return table
+
+        tree_map(write, self._states, rows)
 
     def _data(self, index: Tensor, training: bool) -> ClientData:
         parts = {}
@@ -160,9 +164,8 @@ class Batched:
             table = self._table(name)
             if table is not None:
                 columns, counts = table
-                rows = counts[index]
-                fewest = int(counts.min())
-                parts[name] = Examples({k: column[index] for k, column in columns.items()}, rows, fewest)
+                place, fewest = _place(index), int(counts.min())
+                parts[name] = Examples({k: column[place] for k, column in columns.items()}, counts[place], fewest)
         return ClientData(**parts)
 
     def _table(self, part: str) -> tuple[dict[str, Tensor], Tensor] | None:
@@ -179,6 +182,22 @@ class Batched:
             columns = {name: torch.stack([_padded(e[name], longest) for e in examples]) for name in nothing.columns}
             self._tables[part] = columns, torch.stack([e.count for e in examples])
         return self._tables[part]
+
+
+def _place(index: Tensor) -> Tensor | slice:
+    """The index; of consecutive rows a slice, which is read and written without a copy."""
+    if len(index) and int(index[-1] - index[0]) == len(index) - 1 and bool((index.diff() == 1).all()):
+        return slice(int(index[0]), int(index[-1]) + 1)
+    return index
+
+
+def _usable(stacked: Tree, count: int) -> Tensor:
+    """``(count,)``, true where no entry of a row is NaN or infinite."""
+    found = [leaf.reshape(count, -1) for leaf in leaves(stacked) if leaf.is_floating_point()]
+    # One entry that isn't finite makes a sum that isn't; only where a sum may have overflowed all are looked at.
+    if all(bool(torch.isfinite(leaf.sum())) for leaf in found):
+        return torch.ones(count, dtype=torch.bool)
+    return torch.stack([torch.isfinite(leaf).all(dim=1) for leaf in found]).all(dim=0)
 
 
 def _padded(column: Tensor, length: int) -> Tensor:

@@ -124,7 +124,7 @@ class Handle:
             kept = outcome.usable
             if bool(kept.any()):
                 ids = torch.as_tensor(outcome.ids)[kept]
-                total.add(decoded_rows(row(outcome.replies, kept)), self._weights(ids, weights))
+                total.add(decoded_rows(_those(outcome.replies, kept)), self._weights(ids, weights))
         if total.weight == 0:
             raise NoReplyError(self._nobody())
         return total
@@ -135,7 +135,7 @@ class Handle:
             kept = outcome.usable
             if bool(kept.any()):
                 ids.append(torch.as_tensor(outcome.ids)[kept])
-                values.append(decoded_rows(row(outcome.replies, kept)))
+                values.append(decoded_rows(_those(outcome.replies, kept)))
         if not ids:
             raise NoReplyError(self._nobody())
         who = torch.cat(ids)
@@ -166,3 +166,7 @@ class Handle:
             return f"Nobody was drawn for round {self.round}."
         reasons = sorted({self.ledger.dropped.get(i, "no answer") for i in self.ids.tolist()})
         return f"No reply could be used in round {self.round}: {len(self.ids)} asked; {', '.join(reasons)}."
+
+
+def _those(replies: Tree, kept: Tensor) -> Tree:
+    return replies if bool(kept.all()) else row(replies, kept)
