@@ -10,7 +10,7 @@ demo: $(READY)
 	$(BIN)/archipel demo
 
 test: lint
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n auto --dist worksteal
 
 lint: $(READY)
 	$(BIN)/ruff check .
