@@ -15,20 +15,32 @@ from archipel.algorithm import (
 from archipel.algorithms import (
     APFL,
     FPFC,
+    IFCA,
     L2SGD,
     SCAFFOLD,
+    Compressing,
     Ditto,
     FedAvg,
+    FedAvgFT,
+    FedBABU,
     FedCR,
+    FedDRM,
     FedDyn,
+    FedEM,
+    FedEMExperts,
+    FedGMM,
     FedPer,
     FedProx,
+    FedRep,
     FedSplit,
     FedSPM,
     Local,
+    PersonalFedEM,
     PFedMac,
     PFedMe,
+    Pooled,
     ProxSkip,
+    VRFedEM,
 )
 from archipel.data import Federation
 from archipel.engine import Moment, fit
@@ -36,8 +48,10 @@ from archipel.evaluate import Evaluation, evaluate
 from archipel.examples import ClientData, Examples
 from archipel.experiments.loading import load
 from archipel.local import SGD
+from archipel.refit import refitted
 from archipel.run import Prediction, Routing, Run
-from archipel.sampling import Full, Sample
+from archipel.sampling import Bernoulli, Full, Sample
+from archipel.strangers import Watch
 from archipel.task import CrossEntropy, Network, SquaredError, Supervised, Whole, classification, regression
 from archipel.trees import PerClient, PerExample
 
@@ -46,23 +60,33 @@ __version__ = "0.1.0"
 __all__ = [
     "APFL",
     "FPFC",
+    "IFCA",
     "L2SGD",
     "SCAFFOLD",
     "SGD",
     "Adapts",
     "Algorithm",
+    "Bernoulli",
     "ClientData",
     "Clients",
+    "Compressing",
     "CrossEntropy",
     "Ditto",
     "DivergenceError",
     "Evaluation",
     "Examples",
     "FedAvg",
+    "FedAvgFT",
+    "FedBABU",
     "FedCR",
+    "FedDRM",
     "FedDyn",
+    "FedEM",
+    "FedEMExperts",
+    "FedGMM",
     "FedPer",
     "FedProx",
+    "FedRep",
     "FedSPM",
     "FedSplit",
     "Federation",
@@ -75,6 +99,8 @@ __all__ = [
     "PFedMe",
     "PerClient",
     "PerExample",
+    "PersonalFedEM",
+    "Pooled",
     "Prediction",
     "Predicts",
     "PredictsGlobally",
@@ -87,10 +113,13 @@ __all__ = [
     "SquaredError",
     "Step",
     "Supervised",
+    "VRFedEM",
+    "Watch",
     "Whole",
     "classification",
     "evaluate",
     "fit",
     "load",
+    "refitted",
     "regression",
 ]

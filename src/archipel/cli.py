@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from archipel import data_command
+from archipel import bench_command, data_command, em_command
 from archipel.algorithm import DivergenceError, Routes
 
 out, err = Console(), Console(stderr=True)
@@ -51,7 +51,9 @@ app = typer.Typer(
     help="Personalised, mixture-based and routing-enabled federated learning.",
 )
 
+app.add_typer(bench_command.app, name="bench")
 app.add_typer(data_command.app, name="data")
+app.command()(em_command.em)
 
 What = Annotated[
     str, typer.Argument(metavar="PRESET|FILE.yaml", help="A preset's name (see `archipel list`) or a file.")
