@@ -7,7 +7,19 @@ import pytest
 import torch
 from torch import nn
 
-from archipel import SGD, Algorithm, FedAvg, Federation, FedSPM, Network, classification, fit
+from archipel import (
+    SGD,
+    Algorithm,
+    Ditto,
+    DivergenceError,
+    FedAvg,
+    Federation,
+    FedSPM,
+    Network,
+    classification,
+    fit,
+    regression,
+)
 from archipel.calibration import calibration_error
 from archipel.data.federation import Client
 from archipel.evaluate import vote
@@ -322,3 +334,72 @@ def test_the_worst_tenth_is_rounded_up(clients, worst):
     accuracies = sorted((20 - i) / 20 for i in range(clients))
     assert run.metrics["worst_accuracy"] == pytest.approx(accuracies[0])
     assert run.metrics["worst_decile_accuracy"] == pytest.approx(sum(accuracies[:worst]) / worst)
+
+
+def without_tests(federation, i):
+    bare = federation.clients[i]
+    bare = replace(bare, test={name: column[:0] for name, column in bare.test.items()})
+    return replace(federation, clients=(*federation.clients[:i], bare, *federation.clients[i + 1 :]))
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_a_regressions_client_without_tests_is_left_out_too(engine):
+    x = torch.randn(30, 2, generator=torch.Generator().manual_seed(0))
+    federation = without_tests(
+        Federation.from_arrays([(x[:8], x[:8, 0]), (x[8:18], x[8:18, 0]), (x[18:], x[18:, 1])]), 0
+    )
+    task, solver = regression(nn.Identity(), federation), SGD(lr=0.1, steps=2)
+    run = fit(Ditto(FedAvg(task, solver), solver), federation, rounds=1, engine=engine)
+    squares = []
+    for client, state in zip(federation.clients[1:], run.clients[1:], strict=True):
+        answers = run.algorithm.predict(run.server, state, client.test["x"])
+        squares.append((answers - client.test["y"].reshape(answers.shape)).square().mean().item())
+    assert run.metrics["average_rmse"] == pytest.approx(weighted_last(federation, squares) ** 0.5, rel=1e-5)  # float32
+    assert "rmse" not in run.table[0]
+
+
+def weighted_last(federation, values):
+    sizes = federation.sizes[1:].tolist()
+    return sum(n * v for n, v in zip(sizes, values, strict=True)) / sum(sizes)
+
+
+@dataclass(frozen=True)
+class Overflowing(Constant):
+    """Finite states, and no finite answers at clients from ``first`` on."""
+
+    first: int = 0
+
+    def init_client(self, message, data, key):
+        return {"favourite": message["index"] % 3, "scale": torch.where(message["index"] < self.first, 0.0, 1e38)}
+
+    def predict(self, server, client, x):
+        answers = Constant.predict(self, server, client, x)
+        return answers + 10 * client["scale"] - 10 * client["scale"]
+
+
+@dataclass(frozen=True)
+class Posting(Overflowing):
+    """Sends every query to client 2."""
+
+    def route(self, server, x):
+        return torch.log_softmax(9.0 * (torch.arange(4) == 2) + 0.0 * x[:, :1], dim=-1)
+
+
+def test_answers_that_overflow_are_told_by_client_and_round(uneven, caplog):
+    with pytest.raises(
+        DivergenceError, match=r"After round 2 .* not at client-0, client-1, client-2, client-3\. A lower"
+    ):
+        fit(Overflowing(), uneven, rounds=2)
+    with pytest.raises(DivergenceError, match=r"After round 1 .* not at client-2\."):
+        fit(Posting(first=2), uneven, rounds=1)
+    run = fit(Overflowing(first=3), uneven, rounds=1)
+    assert "not at client-3. A lower" in caplog.text
+    assert "They are left out of the metrics." in caplog.text
+    whole = fit(Constant(), uneven, rounds=1)
+    assert [row.get("accuracy") for row in run.table[:3]] == [row["accuracy"] for row in whole.table[:3]]
+    assert "accuracy" not in run.table[3]
+    tested = replace(uneven, clients=tuple(replace(c, test=c.test) for c in uneven.clients))
+    for i in range(3):
+        tested = without_tests(tested, i)
+    with pytest.raises(DivergenceError, match=r"not at client-3\."):
+        fit(Overflowing(first=3), tested, rounds=1)

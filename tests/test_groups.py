@@ -83,6 +83,7 @@ def test_names_and_numbers_mean_the_same(uneven):
         ([["a", "b", "e", "d"]], r"groups names 'e'; the clients are a, b"),
         ([0, 1, 2, 3], r"groups is a list of lists of clients"),
         ("abcd", r"groups is a list of lists of clients"),
+        (3, r"groups is a list of lists of clients.*given 3"),
     ],
 )
 def test_what_does_not_share_out_the_clients_is_refused(groups, message):

@@ -53,13 +53,38 @@ def one_of(owner: str, name: str, value: object, *allowed: object) -> None:
         raise ValueError(f"{owner}'s {name} must be {' or '.join(map(repr, allowed))}; given {value!r}.")
 
 
+def solver(owner: str, **values: object) -> None:
+    """Raises TypeError for anything but a local solver.
+
+    >>> solver("FedAvg", local=0.1)
+    Traceback (most recent call last):
+    TypeError: FedAvg's local is a solver, SGD(lr=0.01, epochs=1), say; given a float.
+    """
+    for name, value in values.items():
+        if not isinstance(value, SGD):
+            raise TypeError(f"{owner}'s {name} is a solver, SGD(lr=0.01, epochs=1), say; given {kind_of(value)}.")
+
+
 def plain_steps(owner: str, local: SGD) -> None:
     """Raises ValueError for a local solver whose end doesn't give away its mean gradient, (θ − y)/(steps · η)."""
+    solver(owner, local=local)
     if local.momentum or local.lr == 0 or local.tolerance is not None:
         raise ValueError(
             f"{owner} reads gradients off where local steps end, so it needs plain steps: momentum=0 and lr above 0, "
             f"without a tolerance; given momentum={local.momentum}, lr={local.lr} and tolerance={local.tolerance}."
         )
+
+
+def names(owner: str, **values: object) -> None:
+    """Raises TypeError for anything but a list or tuple of names.
+
+    >>> names("FedRep", personal="head")
+    Traceback (most recent call last):
+    TypeError: FedRep's personal is a list of names, ["head"], say; given a str.
+    """
+    for field, given in values.items():
+        if not isinstance(given, list | tuple) or not all(isinstance(name, str) for name in given):
+            raise TypeError(f'{owner}\'s {field} is a list of names, ["head"], say; given {kind_of(given)}.')
 
 
 def kind_of(value: object) -> str:

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from archipel.algorithm import Adapts, Algorithm, Clients, Predicts, PredictsGlobally, Routes
+from archipel.algorithm import (
+    Adapts,
+    Algorithm,
+    Clients,
+    DivergenceError,
+    NoReplyError,
+    Predicts,
+    PredictsGlobally,
+    Replies,
+    Routes,
+)
 from archipel.calibration import BINS, calibration_error, gaps
 from archipel.data.federation import Federation
 from archipel.examples import ClientData, Examples
 from archipel.trees import Tree
 
+log = logging.getLogger("archipel")
 PIECE = 512
 """Examples a forward pass."""
 
@@ -84,7 +97,7 @@ class Examiner:
     def _examined(self, server: Tree, client: Tree, test: Examples | None) -> Tree:
         """The mean score on the client's test examples, and for classes the calibration's gaps."""
         if test is None:  # replies look alike; who has no tests is left out of the averages
-            return {"score": torch.zeros(()), "gaps": torch.zeros(BINS)}
+            return {"score": torch.zeros(())} | ({} if self.regression else {"gaps": torch.zeros(BINS)})
         answers = torch.cat([self._answer(server, client, batch["x"]) for batch in test.pieces(PIECE)])
         y = torch.cat([batch["y"] for batch in test.pieces(PIECE)])
         weights = test.mask / torch.clamp(test.count, min=1)
@@ -126,8 +139,13 @@ def vote(answers: Tensor) -> Tensor:
 def evaluate(algorithm: Algorithm, server: Tree, clients: Clients, federation: Federation, key: Tensor) -> Evaluation:
     """Evaluates all enrolled clients; neither state nor random numbers of training are touched.
 
+    A client whose answers aren't finite is left out of the metrics, and named in the log.
+
     Returns:
         The evaluation; its metrics are empty where the algorithm doesn't predict or the federation holds no tests.
+
+    Raises:
+        DivergenceError: no client's answers are finite, or not those of one that queries are routed to.
     """
     everyone = clients.everyone
     names = [client.name for client in federation.clients]
@@ -169,7 +187,7 @@ def evaluate(algorithm: Algorithm, server: Tree, clients: Clients, federation: F
         found = [algorithm.route(server, x).max(-1) for x in pooled_x.split(PIECE)]
         routed = torch.cat([most.indices for most in found])
         certainty = torch.cat([most.values for most in found]).exp()
-        answers, answered = _routed_answers(examiner, server, everyone, pooled_x, routed, key)
+        answers, answered = _routed_answers(examiner, server, everyone, names, pooled_x, routed, key)
         for ids, value in answered:
             note(ids, value)
         put("system", score(answers, pooled_y, regression))
@@ -179,16 +197,19 @@ def evaluate(algorithm: Algorithm, server: Tree, clients: Clients, federation: F
             entry["routed"] = float((routed[origin == i] == i).double().mean()) if counts[i] else None
     elif isinstance(algorithm, PredictsGlobally) and not (everyone.stateful or isinstance(algorithm, Adapts)):
         # Clients that keep nothing and adapt nothing have no model of their own: all votes are the global model's.
-        replies = everyone.evaluate(examiner.examine, {"server": server}, key)
+        replies = _asked(examiner, {"server": server}, everyone, names, key)
         note(replies.ids, replies.value)
         metrics[f"system_{unit}"] = metrics[f"global_{unit}"]
     else:
-        replies = everyone.evaluate(examiner.examine, {"server": server, "x": pooled_x}, key)
+        replies = _asked(examiner, {"server": server, "x": pooled_x}, everyone, names, key)
         note(replies.ids, replies.value)
         if regression:
             put("system", score(replies.value["answers"].mean(0), pooled_y, regression))
         else:
             put("system", (vote(replies.value["answers"]) == pooled_y).double())
+    if not own["score"]:
+        tested = torch.tensor([i for i, count in enumerate(counts) if count])
+        raise DivergenceError(_overflown(tested, everyone.round, names))
     put("average", average("score"))
     if own["before"]:
         put("average_before", average("before"))
@@ -202,8 +223,34 @@ def evaluate(algorithm: Algorithm, server: Tree, clients: Clients, federation: F
     return Evaluation(metrics, table)
 
 
+def _asked(examiner: Examiner, message: Tree, clients: Clients, names: Sequence[str], key: Tensor) -> Replies:
+    """The replies of those whose answers are finite; the others are named."""
+    try:
+        replies = clients.evaluate(examiner.examine, message, key)
+    except NoReplyError:
+        raise DivergenceError(_overflown(clients.ids, clients.round, names)) from None
+    lost = clients.ids[~torch.isin(clients.ids, replies.ids)]
+    if len(lost):
+        log.warning("%s They are left out of the metrics.", _overflown(lost, clients.round, names))
+    return replies
+
+
+def _overflown(ids: Tensor, round: int, names: Sequence[str]) -> str:
+    who = ", ".join(names[i] for i in ids.tolist())
+    return (
+        f"After round {round + 1} models are finite, but answers to test examples, or squares of their errors, are "
+        f"not at {who}. A lower learning rate or gradient clipping (SGD's clip) usually helps."
+    )
+
+
 def _routed_answers(
-    examiner: Examiner, server: Tree, everyone: Clients, x: Tensor, routed: Tensor, key: Tensor
+    examiner: Examiner,
+    server: Tree,
+    everyone: Clients,
+    names: Sequence[str],
+    x: Tensor,
+    routed: Tensor,
+    key: Tensor,
 ) -> tuple[Tensor, list[tuple[Tensor, Tree]]]:
     """Every query's answer from the client it was sent to, and each client's own scores."""
     answers: Tensor | None = None
@@ -211,7 +258,7 @@ def _routed_answers(
     for client in range(everyone.population):
         mine = (routed == client).nonzero()[:, 0]
         message = {"server": server} | ({"x": x[mine]} if len(mine) else {})
-        replies = everyone.only(torch.tensor([client])).evaluate(examiner.examine, message, key)
+        replies = _asked(examiner, message, everyone.only(torch.tensor([client])), names, key)
         if len(mine):
             found = replies.value["answers"][0]
             answers = found.new_zeros(len(x), found.shape[-1]) if answers is None else answers

@@ -24,7 +24,7 @@ def numbered(groups: Groups, names: Sequence[str]) -> tuple[Tensor, ...]:
     >>> numbered([["Lyon", 2], ["Oslo"]], ["Oslo", "Lyon", "Nice"])
     (tensor([1, 2]), tensor([0]))
     """
-    if isinstance(groups, str) or not all(isinstance(group, list | tuple) for group in groups):
+    if not isinstance(groups, list | tuple) or not all(isinstance(group, list | tuple) for group in groups):
         raise ValueError(f"groups is a list of lists of clients, as [['client-0', 'client-1'], …]; given {groups!r}.")
     found = [[_number(client, names) for client in group] for group in groups]
     if sorted(client for group in found for client in group) != list(range(len(names))) or not all(found):

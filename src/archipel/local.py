@@ -108,9 +108,9 @@ class SGD:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ValueError(f"SGD's {name} must be a whole number of at least 1; given {value!r}.")
-        for name in ("lr", "momentum", "weight_decay", "clip"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not (isinstance(value, int | float) or (value is None and name == "clip")):
+        for name in ("lr", "momentum", "weight_decay", "clip", "tolerance"):
+            value, absent = getattr(self, name), name in ("clip", "tolerance")
+            if isinstance(value, bool) or not (isinstance(value, int | float) or (value is None and absent)):
                 raise ValueError(f"SGD's {name} must be a number; given {value!r}.")
         if not 0 <= self.lr < math.inf:
             raise ValueError(f"SGD's lr must be 0 or above and finite; given {self.lr}.")

@@ -407,7 +407,8 @@ def test_batch_norm_policies_are_the_experts(uneven, policy):
         ({"encoders": "both"}, "encoders must be 'shared' or 'own'"),
         ({"embedding": "random"}, "embedding must be 'fixed' or 'learned'; given 'random'"),
         ({"ridge": 0}, "ridge must be above 0 and finite, so that no covariance is singular; given 0"),
-        ({"ridge": "1e-3"}, "ridge must be above 0"),
+        ({"ridge": "1e-3"}, "ridge must be a number"),
+        ({"ridge": True}, "ridge must be a number"),
         ({"batch_norm": "off"}, "batch_norm must be one of"),
     ],
 )
@@ -422,3 +423,7 @@ def test_parts_of_another_kind_are_refused(uneven):
         FedGMM(Whole(router, CrossEntropy()), router)
     with pytest.raises(TypeError, match=r"router is a Network\(module, federation\.inputs\); given a Linear"):
         FedGMM(task, nn.Linear(3, 4))
+    with pytest.raises(
+        ValueError, match=r"Linear can't take the federation's examples, float32 of shape \(n, \*\(3,\)\)"
+    ):
+        fit(FedGMM(task, Network(nn.Linear(4, 2), uneven.inputs)), uneven, rounds=1)

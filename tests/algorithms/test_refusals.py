@@ -16,13 +16,17 @@ from archipel import (
     Ditto,
     DivergenceError,
     FedAvg,
+    FedBABU,
+    FedDRM,
     FedDyn,
+    FedPer,
     FedProx,
     FedSplit,
     Local,
     PFedMac,
     PFedMe,
     ProxSkip,
+    classification,
     fit,
 )
 from archipel.quadratic import Quadratic
@@ -119,3 +123,38 @@ def test_one_client_that_diverges_is_named_as_it_happens_and_the_others_go_on(ca
     assert "round 1: left out: client-2 (NaN or infinite values)" in caplog.text
     assert run.server["model"]["theta"].item() == pytest.approx(1.5, abs=1e-12)  # the mean of the others' optima
     assert bool(torch.isfinite(run.server["model"]["theta"]).all())
+
+
+SOLVERS = {
+    "L2SGD's local": lambda value: L2SGD(TASK, value),
+    "PFedMe's local": lambda value: PFedMe(TASK, value),
+    "PFedMac's local": lambda value: PFedMac(TASK, value),
+    "FPFC's local": lambda value: FPFC(TASK, value),
+    "APFL's local": lambda value: APFL(TASK, value, adaptive=True),
+    "SCAFFOLD's local": lambda value: SCAFFOLD(TASK, value),
+    "ProxSkip's local": lambda value: ProxSkip(TASK, value),
+    "Ditto's personal": lambda value: Ditto(FedAvg(TASK, STEP), value),
+}
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_what_is_no_solver_is_refused(name):
+    with pytest.raises(TypeError, match=rf"{name} is a solver, SGD\(.*given a float"):
+        SOLVERS[name](0.1)
+
+
+def test_settings_of_the_wrong_type_are_told_without_a_traceback():
+    with pytest.raises(ValueError, match=r"SGD's tolerance must be a number; given '1e-3'"):
+        SGD(lr=0.1, steps=1, tolerance="1e-3")
+    for given, kind in (("head", "a str"), (None, "a NoneType"), ([3], "a list")):
+        with pytest.raises(TypeError, match=rf'FedPer.s personal is a list of names, \["head"\], say; given {kind}'):
+            FedPer(TASK, STEP, personal=given)
+    with pytest.raises(TypeError, match=r"Ditto's inner is the shared model's algorithm.*given a SGD"):
+        Ditto(STEP, STEP)
+
+
+def test_dittos_inner_algorithm_shares_the_whole_model(uneven):
+    task = classification(torch.nn.Linear(3, 4), uneven)
+    for inner in (FedPer(task, STEP), FedBABU(task, STEP), FedDRM(task, STEP)):
+        with pytest.raises(ValueError, match=rf"must share the whole model; {type(inner).__name__} keeps head apart"):
+            fit(Ditto(inner, STEP), uneven, rounds=1)

@@ -68,6 +68,7 @@ class APFL(Algorithm):
         checks.number("APFL", alpha=self.alpha)
         if not 0 <= self.alpha <= 1:
             raise ValueError(f"APFL's alpha must lie in [0, 1]; given {self.alpha}.")
+        checks.solver("APFL", local=self.local)
         if self.adaptive and self.local.weight_decay:
             raise ValueError("Weight decay would pull an adaptive alpha to 0: give APFL's local solver weight_decay=0.")
         if self.averaging is not None:

@@ -50,7 +50,8 @@ class Ditto(Algorithm):
         penalty: μ, 0 or above (the paper's λ).
 
     Raises:
-        ValueError: a penalty below 0; at the start, an inner algorithm without a shared model.
+        TypeError: ``inner`` is no algorithm, or ``personal`` no solver.
+        ValueError: a penalty below 0; at the start, an inner algorithm without a shared model, or with a part of one.
 
     >>> import torch
     >>> from archipel import FedAvg, fit
@@ -68,6 +69,12 @@ class Ditto(Algorithm):
 
     def __post_init__(self) -> None:
         checks.at_least_zero("Ditto", penalty=self.penalty)
+        checks.solver("Ditto", personal=self.personal)
+        if not isinstance(self.inner, Algorithm):
+            raise TypeError(
+                f"Ditto's inner is the shared model's algorithm, FedAvg(task, SGD(…)), say; given "
+                f"{checks.kind_of(self.inner)}."
+            )
 
     @property
     def task(self) -> Task:
@@ -79,6 +86,11 @@ class Ditto(Algorithm):
             raise ValueError(
                 f"Ditto's inner algorithm must keep a shared model under 'model' in its server's state; "
                 f"{type(self.inner).__name__} keeps {', '.join(server)}. FedAvg, FedProx and FedDyn do."
+            )
+        if apart := [name for name in self.task.init(key) if name not in server["model"]]:
+            raise ValueError(
+                f"Ditto's inner algorithm must share the whole model; {type(self.inner).__name__} keeps "
+                f"{', '.join(apart)} apart. FedAvg, FedProx and FedDyn share all."
             )
         return {"inner": server}
 

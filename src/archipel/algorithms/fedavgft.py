@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from archipel import averaging, batchnorm
+from archipel import averaging, batchnorm, checks
 from archipel.algorithm import Algorithm, Clients, Info, Weights
 from archipel.batchnorm import BatchNorm
-from archipel.checks import kind_of
 from archipel.examples import ClientData
 from archipel.local import SGD
 from archipel.task import Task
@@ -107,8 +106,7 @@ def check_tuning(owner: str, tuning: SGD) -> None:
     Traceback (most recent call last):
     ValueError: FedAvgFT's tuning is one run outside of all rounds: give it schedule='constant' and keep_momentum=False.
     """
-    if not isinstance(tuning, SGD):
-        raise TypeError(f"{owner}'s tuning is a solver, SGD(lr=0.01, epochs=1), say; given {kind_of(tuning)}.")
+    checks.solver(owner, tuning=tuning)
     if tuning.schedule != "constant" or tuning.keep_momentum:
         raise ValueError(
             f"{owner}'s tuning is one run outside of all rounds: give it schedule='constant' and keep_momentum=False."

@@ -13,7 +13,7 @@ from archipel import averaging, batchnorm, checks
 from archipel.algorithm import Algorithm, Clients, Info, Weights
 from archipel.algorithms.fedavgft import TUNING, check_tuning
 from archipel.algorithms.fedper import with_head
-from archipel.algorithms.fedrep import beside, check_names, parted
+from archipel.algorithms.fedrep import beside, parted
 from archipel.batchnorm import BatchNorm
 from archipel.examples import ClientData
 from archipel.local import SGD, trained
@@ -72,7 +72,7 @@ class FedBABU(Algorithm):
         batchnorm.check(self.batch_norm)
         check_tuning("FedBABU", self.tuning)
         checks.one_of("FedBABU", "tune", self.tune, "head", "all")
-        check_names("FedBABU", frozen=self.frozen)
+        checks.names("FedBABU", frozen=self.frozen)
 
     def init_server(self, clients: Clients, key: Tensor) -> Tree:
         body, head = parted("FedBABU's frozen", self.task.init(key), self.frozen)

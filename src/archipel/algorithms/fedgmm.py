@@ -93,7 +93,8 @@ class FedGMM(Algorithm):
         checks.whole("FedGMM", components=self.components, gaussians=self.gaussians)
         checks.one_of("FedGMM", "encoders", self.encoders, "shared", "own")
         checks.one_of("FedGMM", "embedding", self.embedding, "fixed", "learned")
-        if not isinstance(self.ridge, int | float) or not 0 < self.ridge < math.inf:
+        checks.number("FedGMM", ridge=self.ridge)
+        if not 0 < self.ridge < math.inf:
             raise ValueError(
                 f"FedGMM's ridge must be above 0 and finite, so that no covariance is singular; given {self.ridge!r}."
             )
@@ -124,10 +125,11 @@ class FedGMM(Algorithm):
     # The server
 
     def init_server(self, clients: Clients, key: Tensor) -> Tree:
+        width = self.router.features()  # which tells a router that can't take the examples
         nu, buffers = self.router.init(keys.fold(key, "embedding"))
         embedding = {"encoder": nu} | ({"buffers": buffers} if buffers else {})
         if self.learns:
-            embedding["head"] = linear_init(keys.fold(key, "classifier"), self.task.outputs, self.router.features())
+            embedding["head"] = linear_init(keys.fold(key, "classifier"), self.task.outputs, width)
         pooled = clients.mean(self.survey, {"embedding": embedding}, keys.fold(key, "survey"))
         return {
             "model": self.experts.init(key),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from archipel import averaging, batchnorm
+from archipel import averaging, batchnorm, checks
 from archipel.algorithm import Algorithm, Clients, Info, Weights
 from archipel.batchnorm import BatchNorm
 from archipel.examples import ClientData
@@ -37,6 +37,7 @@ class FedPer(Algorithm):
             body, ``"local"``: they stay with the head, or ``"recompute"``: the averaged body's are taken anew.
 
     Raises:
+        TypeError: ``personal`` is one name instead of a list.
         ValueError: ``personal`` isn't part of the task's parameters, or all of them.
 
     >>> import torch
@@ -58,6 +59,7 @@ class FedPer(Algorithm):
 
     def __post_init__(self) -> None:
         batchnorm.check(self.batch_norm)
+        checks.names("FedPer", personal=self.personal)
 
     def init_server(self, clients: Clients, key: Tensor) -> Tree:
         model = self.task.init(key)

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from archipel import averaging, batchnorm, keys
+from archipel import averaging, batchnorm, checks, keys
 from archipel.algorithm import Algorithm, Clients, Info, Weights
 from archipel.algorithms.fedper import split, with_head
 from archipel.batchnorm import BatchNorm
-from archipel.checks import kind_of
 from archipel.examples import ClientData
 from archipel.local import SGD, Batch, Loss, trained
 from archipel.task import Task
@@ -65,11 +64,11 @@ class FedRep(Algorithm):
 
     def __post_init__(self) -> None:
         batchnorm.check(self.batch_norm)
-        check_names("FedRep", personal=self.personal)
+        checks.names("FedRep", personal=self.personal)
         if not isinstance(self.head, SGD):
             raise TypeError(
-                f"FedRep's head is the solver of the heads, an SGD(…); given {kind_of(self.head)}. Which parameters "
-                "are the head is said by personal."
+                f"FedRep's head is the solver of the heads, an SGD(…); given {checks.kind_of(self.head)}. Which "
+                "parameters are the head is said by personal."
             )
 
     def init_server(self, clients: Clients, key: Tensor) -> Tree:
@@ -137,18 +136,6 @@ def beside(loss: Loss, fixed: Tree) -> Loss:
 def statistics_of(model: Tree) -> Tree:
     """``{"buffers": …}`` where the model has some, else nothing."""
     return {name: part for name, part in model.items() if name == "buffers"}
-
-
-def check_names(owner: str, **names: Sequence[str]) -> None:
-    """Raises TypeError for anything but a list or tuple of names.
-
-    >>> check_names("FedRep", personal="head")
-    Traceback (most recent call last):
-    TypeError: FedRep's personal is a list of names, ["head"], say; given a str.
-    """
-    for field, given in names.items():
-        if not isinstance(given, list | tuple) or not all(isinstance(name, str) for name in given):
-            raise TypeError(f'{owner}\'s {field} is a list of names, ["head"], say; given {kind_of(given)}.')
 
 
 def parted(setting: str, model: Tree, names: Sequence[str]) -> tuple[Tree, Tree]:

@@ -97,6 +97,7 @@ class FPFC(Algorithm):
                 f"FPFC's a must lie above 1 + 1/rho = {1 + 1 / self.rho:g}; given {self.a}. Below, the proximal "
                 "problem isn't convex: raise a (3.7 is usual) or rho."
             )
+        checks.solver("FPFC", local=self.local)
         if self.local.keep_momentum:
             raise ValueError("FPFC's clients start afresh each round: set keep_momentum=False in their local solver.")
 

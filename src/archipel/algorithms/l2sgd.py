@@ -70,6 +70,7 @@ class L2SGD(Algorithm):
         batchnorm.check(self.batch_norm)
         if not 0 < self.p < 1:
             raise ValueError(f"L2SGD's p must lie in (0, 1), both ends excluded; given {self.p}.")
+        checks.solver("L2SGD", local=self.local)
         if self.local.steps != 1:
             raise ValueError("The coin decides how many local steps L2SGD makes: give its local solver steps=1.")
         if self.coins is not None and not set(self.coins) <= {0, 1}:

@@ -97,6 +97,7 @@ class PFedMac(Algorithm):
         checks.above_zero("PFedMac", rate=self.rate, mixing=self.mixing, edge_rate=self.edge_rate)
         checks.whole("PFedMac", local_rounds=self.local_rounds, edge_rounds=self.edge_rounds)
         batchnorm.check(self.batch_norm)
+        checks.solver("PFedMac", local=self.local)
         if self.local.keep_momentum:
             raise ValueError("PFedMac solves every inner problem afresh: set keep_momentum=False in its local solver.")
 

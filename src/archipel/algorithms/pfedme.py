@@ -71,6 +71,7 @@ class PFedMe(Algorithm):
         checks.whole("PFedMe", local_rounds=self.local_rounds)
         checks.one_of("PFedMe", "participants", self.participants, "sampled", "all")
         batchnorm.check(self.batch_norm)
+        checks.solver("PFedMe", local=self.local)
         if self.local.keep_momentum:
             raise ValueError("PFedMe solves every inner problem afresh: set keep_momentum=False in its local solver.")
 
