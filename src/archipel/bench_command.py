@@ -141,7 +141,7 @@ def figure2(
     workers: Workers = None,
     fresh: Fresh = False,
     rounds: Annotated[
-        int | None, typer.Option(min=2, help="Rounds; default: the paper's, with --fast 40.", show_default=False)
+        int | None, typer.Option(min=2, help="Rounds; default: the paper's, with --fast 25.", show_default=False)
     ] = None,
     every: Annotated[int, typer.Option(min=1, help="Rounds from one measurement to the next.")] = 1,
     encoder: Encoder = None,
@@ -163,7 +163,7 @@ def figure2(
 def theorem1(
     out_dir: Annotated[Path, typer.Option("--out", help="The results' folder.")] = Path("results/theorem1"),
 ) -> None:
-    """FedSPM's Theorem 1: its bound beside measured gradients, on quadratics with known constants. Seconds."""
+    """FedSPM's Theorem 1: its bound beside measured gradients, on quadratics with known constants. A minute."""
     from archipel.bench.theorem1 import theorem1 as write
 
     out.print(*write(out_dir), sep="\n", markup=False, highlight=False, soft_wrap=True)
