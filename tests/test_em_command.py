@@ -156,7 +156,7 @@ def test_what_is_wrong_is_said(blobs, tmp_path):
         (folder, "--out", tmp_path / "o", "--write", "imputed"): "has labels and responsibilities to write",
         (folder, "--target", "x0"): "is for --family regression",
         (folder, "--family", "factor", "--personal"): "no mixing weights",
-        (folder, "-K", "500"): "n_samples = 180",
+        (folder, "-K", "500"): "more than the 180 examples",
         (folder, "--participation", "2"): "participation is a probability",
     }
     for words, message in refused.items():
@@ -173,3 +173,45 @@ def test_what_is_wrong_is_said(blobs, tmp_path):
     assert "B.npy has the columns x0, x1, x2, but" in call(bad, code=2).output
     np.save(bad / "B.npy", np.array(["a"]))
     assert "needed are numbers, (n, d)" in call(bad, code=2).output
+
+
+CSV = "a,b\n1,2\n3,5\n4,4\n"
+
+
+def write_files(folder, **files):
+    for name, content in files.items():
+        path = folder / name.replace("_", ".")
+        path.write_bytes(content) if isinstance(content, bytes) else path.write_text(content)
+    return folder
+
+
+def test_endings_in_capitals_are_read_too(tmp_path):
+    assert list(read_files(write_files(tmp_path, A_CSV=CSV, b_csv=CSV), regresses=False)[0]) == ["A", "b"]
+
+
+def test_a_first_row_of_missing_values_is_no_line_of_names(tmp_path):
+    tables, _, names = read_files(write_files(tmp_path, a_csv="NA,\n1,2\n"), regresses=False)
+    np.testing.assert_array_equal(tables["a"], [[np.nan, np.nan], [1, 2]])
+    assert names == ("x0", "x1")
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        ({"a_csv": ",a,b\n0,1,2\n1,3,4\n"}, "column 0 has no name.*index=False"),
+        ({"a_csv": "a,b,a\n0,1,2\n"}, "two columns 'a'"),
+        ({"a_csv": "a;b\n1,5;2\n"}, "semicolons"),
+        ({"a_csv": "é,b\n1,2\n".encode("latin-1")}, r"a\.csv can't be read.*UTF-8"),
+        ({"a_npz": b"PK\x03\x04garbage"}, r"a\.npz can't be read"),
+    ],
+)
+def test_files_that_would_be_misread_are_refused(tmp_path, content, what):
+    with pytest.raises(ValueError, match=what):
+        read_files(write_files(tmp_path, **content), regresses=False)
+
+
+def test_too_many_components_are_refused_before_anything_is_fitted(tmp_path):
+    output = call(write_files(tmp_path, a_csv=CSV), "--select", "1:4", code=2).output
+    assert "4 components are more than the 3 examples" in output
+    assert "BIC" not in output
+    assert "3 factors are more than the 2 columns" in call(tmp_path, "--family", "factor", "-K", 3, code=2).output

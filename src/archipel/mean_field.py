@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from archipel import checks, keys
-from archipel.algorithm import Clients, Info, Step
+from archipel.algorithm import Clients, DivergenceError, Info, NoReplyError, Step
 from archipel.compress import Compressor
 from archipel.em.family import Family
 from archipel.examples import ClientData, Examples
@@ -102,6 +102,8 @@ def check(algorithm: MovesStatistics) -> None:
             f"{owner}'s start is a dict of the family's parameters, or a function (clients, key) → such a dict; given "
             f"{checks.kind_of(algorithm.start)}."
         )
+    if isinstance(algorithm.start, dict):
+        _check_start(owner, algorithm.start)
     if not hasattr(algorithm.compressor, "unbiased") or isinstance(algorithm.compressor, type):
         raise TypeError(
             f"{owner}'s compressor is Identity() or another of archipel.compress, such as Dithering(levels=4); given "
@@ -129,6 +131,17 @@ def check(algorithm: MovesStatistics) -> None:
             f"{owner}'s participation is the share of clients that take part on average, in (0, 1], or None for the "
             f"share that each round's cohort has; given {p}."
         )
+
+
+def _check_start(owner: str, start: Tree) -> None:
+    for name, value in start.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{owner}'s start holds tensors; its {name} is {checks.kind_of(value)}.")
+        if not bool(torch.isfinite(value).all()):
+            raise ValueError(f"{owner}'s start has NaN or infinite values in its {name}.")
+    weight = start.get("weight")
+    if weight is not None and (bool((weight < 0).any()) or abs(float(weight.sum()) - 1) > 1e-5):
+        raise ValueError(f"{owner}'s start has the weights {weight.tolist()}; they are 0 or above and sum to 1.")
 
 
 # At the clients
@@ -199,8 +212,21 @@ def tell(algorithm: MovesStatistics, client: Tree, statistics: Tree, estimate: T
 
 def begin(algorithm: MovesStatistics, clients: Clients, key: Tensor) -> Tree:
     """The server's state at the start: Ŝ_0 = s̄(θ_0), T(Ŝ_0), and V_0 = Σ ρ_i V_{0,i}; uncompressed, from everybody."""
-    theta = algorithm.start(clients, keys.fold(key, "start")) if callable(algorithm.start) else algorithm.start
-    pooled = clients.everyone.mean(algorithm.expect, {"theta": theta}, key)
+    if callable(algorithm.start):
+        theta = algorithm.start(clients, keys.fold(key, "start"))
+        pooled = clients.everyone.mean(algorithm.expect, {"theta": theta}, key)
+    else:
+        theta = tree_map(lambda t: t.to(torch.float64), algorithm.start)
+        try:
+            pooled = clients.everyone.mean(algorithm.expect, {"theta": theta}, key)
+        except (KeyError, IndexError, RuntimeError) as error:
+            if isinstance(error, DivergenceError | NoReplyError):
+                raise
+            shapes = ", ".join(f"{name} {tuple(t.shape)}" for name, t in theta.items()) or "nothing"
+            raise ValueError(
+                f"{type(algorithm).__name__}'s start has {shapes}, which doesn't fit the parameters of a "
+                f"{type(algorithm.family).__name__}; its documentation has their names and shapes. ({error})"
+            ) from error
     statistics, outside = algorithm.family.project(pooled)
     theta = algorithm.family.maximise(statistics)
     server = {"statistics": statistics, "theta": theta, "projected": outside.to(torch.int64)}

@@ -45,9 +45,14 @@ def p_values(held_out: Tensor, scores: Tensor) -> Tensor:
     Returns:
         ``(n,)`` float64, between 1/(N + 1) and 1.
 
+    Raises:
+        ValueError: scores that are NaN.
+
     >>> p_values(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 2.5]))
     tensor([0.2500, 0.7500], dtype=torch.float64)
     """
+    if bool(held_out.isnan().any()) or bool(scores.isnan().any()):
+        raise ValueError("scores hold NaN, which is neither usual nor strange. Do the encoders' outputs?")
     ordered = held_out.sort().values
     below = torch.searchsorted(ordered, scores.to(ordered.dtype).contiguous(), right=True)
     return (1 + below).to(torch.float64) / (1 + len(ordered))

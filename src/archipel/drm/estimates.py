@@ -46,7 +46,10 @@ def distribution_functions(weights: Tensor, values: Tensor, at: Tensor) -> Tenso
     tensor([[0.5000, 0.0000]], dtype=torch.float64)
     """
     ordered, cumulative = _steps(weights, values)
-    below = torch.searchsorted(ordered, at.to(torch.float64), right=True)
+    t = torch.as_tensor(at, dtype=torch.float64)
+    if bool(t.isnan().any()):
+        raise ValueError("at holds NaN; distribution functions are asked at numbers.")
+    below = torch.searchsorted(ordered, t, right=True)
     return torch.cat([cumulative.new_zeros(1, cumulative.shape[1]), cumulative])[below]
 
 
@@ -67,8 +70,10 @@ def quantiles(weights: Tensor, values: Tensor, levels: Tensor) -> Tensor:
     >>> quantiles(torch.tensor([[0.5, 0.0], [0.5, 1.0]]), torch.tensor([2.0, 4.0]), torch.tensor([0.5]))
     tensor([[2., 4.]], dtype=torch.float64)
     """
+    levels = torch.as_tensor(levels)
+    levels = levels if levels.is_floating_point() else levels.to(torch.float64)
     u = levels.to(torch.float64)
-    if bool(((u <= 0) | (u > 1)).any()):
+    if not bool(((u > 0) & (u <= 1)).all()):
         raise ValueError(f"levels are {u.tolist()}; quantiles are of levels above 0 and at most 1.")
     ordered, cumulative = _steps(weights, values)
     # Sums of weights, and 0.05 in float32, are a rounding off: a twentieth of a sample is still its twentieth.
@@ -81,6 +86,8 @@ def _steps(weights: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     p, f = _pair(weights, values)
     if f.dim() != 1:
         raise ValueError(f"values have the shape {tuple(f.shape)}; give one number a point, ({len(p)},).")
+    if bool(f.isnan().any()):
+        raise ValueError("values hold NaN, which has no place in an order. Leave those points out of the fit.")
     ordered, index = f.sort(stable=True)
     return ordered, p[index].cumsum(0)
 

@@ -74,7 +74,8 @@ def goodness_of_fit(
         seed: of the draws.
 
     Raises:
-        ValueError: memberships that aren't one-hot: nobody knows how many points a latent population has.
+        ValueError: memberships that aren't one-hot: nobody knows how many points a latent population has; values that
+            aren't finite numbers, ``(n, k)``.
 
     >>> from archipel.drm import pool
     >>> x = torch.randn(200, 1, generator=torch.Generator().manual_seed(0))
@@ -87,6 +88,11 @@ def goodness_of_fit(
     if not bool(((model.memberships == 0) | (model.memberships == 1)).all()):
         raise ValueError("memberships are shares; goodness of fit is told of populations that are known (one-hot).")
     x = model.points.reshape(len(model.points), -1).to(torch.float64) if values is None else values
+    if x.dim() != 2 or len(x) != len(model.points) or not bool(x.isfinite().all()):
+        raise ValueError(
+            f"values have the shape {tuple(x.shape)}; give finite numbers, ({len(model.points)}, coordinates), one row "
+            "for each pooled point."
+        )
     statistic = distance(model, x)
     generator = torch.Generator().manual_seed(seed)
     labels = torch.repeat_interleave(torch.arange(len(sizes)), sizes)

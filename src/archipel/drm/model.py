@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from archipel.checks import above_zero, at_least_zero, whole
+from archipel.checks import above_zero, at_least_zero, kind_of, whole
 from archipel.drm.objectives import normalising
 from archipel.drm.tilts import maximum
 
@@ -40,10 +40,19 @@ def quadratic(x: Tensor) -> Tensor:
 def pool(samples: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Samples of L populations, ``(n_l, …)`` each, as pooled points ``(n, …)`` and memberships ``(n, L)``.
 
+    Raises:
+        ValueError: no samples, what isn't a tensor, or points of different shapes.
+
     >>> points, memberships = pool([torch.zeros(2, 3), torch.ones(1, 3)])
     >>> points.shape, memberships.tolist()
     (torch.Size([3, 3]), [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     """
+    shapes = [tuple(sample.shape[1:]) if isinstance(sample, Tensor) else None for sample in samples]
+    if not shapes or None in shapes or len(set(shapes)) > 1:
+        raise ValueError(
+            f"pool takes tensors (n_l, …) with the same columns, one a population; given {len(shapes)}: "
+            f"{', '.join(str(tuple(s.shape)) if isinstance(s, Tensor) else kind_of(s) for s in samples)}."
+        )
     sizes = torch.tensor([len(sample) for sample in samples])
     labels = torch.repeat_interleave(torch.arange(len(samples)), sizes)
     return torch.cat(list(samples)), torch.nn.functional.one_hot(labels, len(samples)).double()
@@ -163,8 +172,15 @@ class DensityRatioModel:
         Args:
             x: ``(n', …)`` queries.
             prior: ``(L,)`` shares ρ of populations among queries; ``None``: τ/n, as in the sample.
+
+        Raises:
+            ValueError: a prior that isn't a share of each population.
         """
-        rho = self.tau / self.tau.sum() if prior is None else prior.to(torch.float64)
+        rho = self.tau / self.tau.sum() if prior is None else torch.as_tensor(prior, dtype=torch.float64)
+        if rho.shape != self.tau.shape or not (bool((rho >= 0).all()) and bool(rho.isfinite().all() & rho.any())):
+            raise ValueError(
+                f"prior is {rho.tolist()}; it holds a share, 0 or above, for each of {len(self.tau)} populations."
+            )
         return torch.log_softmax(rho.log() + self.log_ratios(x), dim=1)
 
 
@@ -183,5 +199,5 @@ def _check(points: Tensor, w: Tensor, features: Tensor, reference: int | None) -
     empty = (w.sum(0) <= 0).nonzero()[:, 0].tolist()
     if empty:
         raise ValueError(f"populations {empty} hold no points. Leave them out.")
-    if reference is not None and not (isinstance(reference, int) and 0 <= reference < L):
+    if reference is not None and (type(reference) is not int or not 0 <= reference < L):
         raise ValueError(f"reference is {reference!r}; it is None or a population from 0 to {L - 1}.")

@@ -53,7 +53,7 @@ def reliability(posterior: Tensor, origin: Tensor) -> Reliability:
         origin: ``(n,)`` whose each query is.
 
     Raises:
-        ValueError: no queries, or not one origin each.
+        ValueError: no queries, not one origin each, or rows that aren't probabilities.
 
     >>> sure = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.2, 0.8]])
     >>> found = reliability(sure, torch.tensor([0, 1, 1]))
@@ -64,6 +64,12 @@ def reliability(posterior: Tensor, origin: Tensor) -> Reliability:
         raise ValueError(
             f"posterior has the shape {tuple(posterior.shape)} and origin {tuple(origin.shape)}; give "
             "(queries, clients) and (queries,), at least one query."
+        )
+    rows = posterior.sum(1)
+    if bool((posterior < 0).any()) or not torch.allclose(rows, torch.ones_like(rows), atol=1e-4):
+        raise ValueError(
+            "posterior holds no probabilities: rows are 0 or above and sum to 1. A model's route(x) gives logarithms: "
+            "take route(x).exp()."
         )
     sure, client = posterior.to(torch.float64).max(dim=1)
     right = (client == origin).double()

@@ -35,10 +35,12 @@ def maximum(features: Tensor, memberships: Tensor, ridge: float, tolerance: floa
         ``(L, d + 1)``: γ and ξ. γ isn't normalised yet.
 
     Raises:
-        ValueError: no finite maximum: populations that the basis keeps apart.
+        ValueError: no finite maximum: populations that the basis keeps apart; or features too large to be squared.
     """
     n, L = memberships.shape
     mean, std = features.mean(0), features.std(0, correction=0)
+    if not bool(std.isfinite().all()):
+        raise ValueError("features are so large that their squares aren't finite. Give them in other units.")
     std = torch.where(std > 1e-12 * features.abs().amax(0), std, 1.0)
     h = torch.cat([torch.ones(n, 1, dtype=features.dtype), (features - mean) / std], dim=1)
     loss = _CrossEntropy(h, memberships, ridge)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +33,7 @@ def read_files(
         raise FileNotFoundError(
             f"There is no folder {folder}. Give one with a .npz, .npy or .csv file for every client."
         )
-    files = sorted(file for file in folder.iterdir() if file.suffix in (".npz", ".npy", ".csv"))
+    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in (".npz", ".npy", ".csv"))
     if not files:
         raise FileNotFoundError(f"{folder} holds no .npz, .npy or .csv files; put one there for every client.")
     if target is not None and not regresses:
@@ -58,14 +59,14 @@ def read_files(
 
 
 def _read(file: Path) -> tuple[Matrix, Matrix | None, tuple[str, ...]]:
-    if file.suffix == ".csv":
+    if file.suffix.lower() == ".csv":
         return _read_csv(file)
     try:
         found: Any = np.load(file, allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
+    except (ValueError, OSError, EOFError, BadZipFile) as error:
         raise ValueError(f"{file} can't be read: {error}. Write it with np.save or np.savez.") from error
     y = None
-    if file.suffix == ".npz":
+    if file.suffix.lower() == ".npz":
         if "x" not in found:
             raise ValueError(f"{file} has no array x; it has {', '.join(found) or 'none'}. Write np.savez(FILE, x=…).")
         y, found = found.get("y"), found["x"]
@@ -82,13 +83,26 @@ def _read(file: Path) -> tuple[Matrix, Matrix | None, tuple[str, ...]]:
 
 
 def _read_csv(file: Path) -> tuple[Matrix, None, tuple[str, ...]]:
-    with file.open(newline="", encoding="utf-8-sig") as lines:
-        rows = [(reader.line_num, row) for reader in (csv.reader(lines),) for row in reader if row]
+    try:
+        with file.open(newline="", encoding="utf-8-sig") as lines:
+            rows = [(reader.line_num, row) for reader in (csv.reader(lines),) for row in reader if row]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{file} can't be read: {error}. Save it as CSV in UTF-8.") from error
     if not rows:
         raise ValueError(f"{file} is empty.")
     width = len(rows[0][1])
-    headed = not any(_is_number(cell) for cell in rows[0][1])
-    names = tuple(cell.strip() for cell in rows[0][1]) if headed else tuple(f"x{j}" for j in range(width))
+    first = rows[0][1]
+    if width == 1 and ";" in first[0]:
+        raise ValueError(f"{file} has semicolons between its values. Write commas, and points in decimals.")
+    headed = not any(map(_is_number, first)) and not all(map(_is_value, first))  # a first row may be missing
+    names = tuple(cell.strip() for cell in first) if headed else tuple(f"x{j}" for j in range(width))
+    if "" in names:
+        raise ValueError(
+            f"{file}: column {names.index('')} has no name. If it numbers the rows, as pandas writes it, leave it out "
+            "(index=False), else give it a name."
+        )
+    if twice := [name for j, name in enumerate(names) if name in names[:j]]:
+        raise ValueError(f"{file} has two columns {twice[0]!r}. Rename one.")
     table = []
     for number, row in rows[headed:]:
         if len(row) != width:

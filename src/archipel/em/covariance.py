@@ -93,9 +93,12 @@ class Matrices:
         return torch.eye(d, dtype=torch.float64)
 
     def clip(self, covariance: Tensor) -> tuple[Tensor, Tensor]:
-        values, vectors = torch.linalg.eigh(covariance)
+        finite = torch.isfinite(covariance).all(-1, keepdim=True).all(-2, keepdim=True)
+        # Of what isn't finite eigh makes an error, in which no round and no remedy is named.
+        values, vectors = torch.linalg.eigh(torch.where(finite, covariance, 0.0))
+        values = torch.where(finite[..., 0], values, torch.nan)
         mended = (vectors * torch.clamp(values, min=0)[..., None, :]) @ vectors.mT
-        return torch.where(values[..., :1, None] < 0, mended, covariance), values[..., 0]
+        return torch.where(values[..., :1, None] >= 0, covariance, mended), values[..., 0]
 
     def precision(self, covariance: Tensor, m: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         U = whitening(covariance)

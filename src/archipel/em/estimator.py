@@ -112,10 +112,11 @@ class FederatedModel(Scores, DensityMixin, BaseEstimator, ABC):  # type: ignore[
         algorithm = kind(
             family,
             start,
-            compressor=self.compressor or Identity(),
+            compressor=Identity() if self.compressor is None else self.compressor,
             **more,
-            rate=self.rate or (NOISY_RATE if noisy else 1.0),
+            rate=self.rate if self.rate is not None else NOISY_RATE if noisy else 1.0,
             batch=None if self.batch_size is None else int(self.batch_size),
+            memory="start" if noisy else "off",  # without noise it changes nothing and costs passes over all the V_i
             participation=self.participation if self.participation < 1 else None,
         )
         run = Convergence(int(self.max_iter), self.tol, self.criterion, noisy)

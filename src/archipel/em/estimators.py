@@ -18,6 +18,7 @@ All have these attributes, beside their parameters:
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
@@ -28,11 +29,27 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from archipel.data.federation import Federation
 from archipel.em.discrete import BernoulliMixture, CategoricalMixture, PoissonMixture
+from archipel.em.factor_estimator import FederatedFactorModel
+from archipel.em.fitting import Convergence
 from archipel.em.gaussian import GaussianMixture, Kind
 from archipel.em.mixture_estimators import Assigns, FederatedMixture, responsibilities
 from archipel.em.regression import RegressionMixture
 from archipel.em.shrinkage import InverseWishart, Ridge
 from archipel.em.tables import whole
+
+__all__ = [
+    "FederatedBernoulliMixture",
+    "FederatedFactorModel",
+    "FederatedGaussianMixture",
+    "FederatedLatentClass",
+    "FederatedPoissonMixture",
+    "FederatedRegressionMixture",
+]
+
+ROUNDING = 0.01
+"""The share of a variance that rounding may be, above which a fit warns."""
+MANY = 10_000
+"""Answers of a column, above which they are held to be codes or measurements."""
 
 
 @dataclass(eq=False, repr=False)
@@ -49,6 +66,9 @@ class FederatedGaussianMixture(Assigns, FederatedMixture):
         reg_covar: added to the diagonal of covariances, above 0; the data's units squared.
         prior: an :class:`archipel.em.InverseWishart` instead of reg_covar, under which the penalised likelihood never
             falls.
+
+    Warns:
+        RuntimeWarning: components so far apart, for how narrow they are, that their variances are rounding errors.
 
     Other settings: :class:`FederatedMixture`, :class:`archipel.em.estimator.FederatedModel`.
 
@@ -70,6 +90,24 @@ class FederatedGaussianMixture(Assigns, FederatedMixture):
         d, centre = self.n_features_in_, federation.inputs.mean
         shrinkage = Ridge(self.reg_covar) if self.prior is None else self.prior
         return GaussianMixture(int(self.n_components), d, self.covariance_type, shrinkage, centre)
+
+    def _keep(self, family: Any, federation: Federation, runs: list[Convergence]) -> None:
+        super()._keep(family, federation, runs)
+        # Variances are differences of second moments about the centre, of which each has its rounding error.
+        gaps = (self._theta["mean"] - torch.tensor(federation.inputs.mean, dtype=torch.float64)).square()
+        covariance = self._theta["covariance"]
+        matrices = self.covariance_type in ("full", "tied")
+        variances = torch.diagonal(covariance, dim1=-2, dim2=-1) if matrices else covariance
+        errors = torch.finfo(torch.float64).eps * gaps / variances
+        if bool((errors > ROUNDING).any()):
+            k, j = divmod(int(errors.argmax()), self.n_features_in_)
+            warnings.warn(
+                f"Component {k} is so far from the others in column {j}, or so narrow, that its variance there is "
+                "mostly rounding: covariances, likelihoods and responsibilities can't be trusted. Standardise columns, "
+                "take the clients' offsets away, or fit such groups on their own.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     def _shown(self, name: str, value: NDArray[np.float64]) -> Any:
         if name == "covariances" and self.covariance_type in ("tied", "spherical"):
@@ -121,8 +159,19 @@ class FederatedLatentClass(Assigns, FederatedMixture):
 
     def _family(self, federation: Federation) -> CategoricalMixture:
         highest = torch.stack([client.train["x"].amax(0) for client in federation.clients]).amax(0)
+        if self.levels is None and float(highest.max()) >= MANY:
+            raise ValueError(
+                f"Column {int(highest.argmax())} goes up to {float(highest.max()):g}; answers are numbered 0, 1, …, "
+                f"and more than {MANY:,} can't be told apart. Number the answers that there are, or give levels."
+            )
         found = tuple(max(2, int(value) + 1) for value in highest.tolist())
-        self.levels_ = found if self.levels is None else tuple(map(whole, self.levels))
+        given = isinstance(self.levels, tuple | list | np.ndarray)
+        # What isn't a list of numbers goes on as it is, for the family to complain of.
+        self.levels_ = found if self.levels is None else tuple(map(whole, self.levels)) if given else self.levels
+        if given and len(self.levels_) != self.n_features_in_:
+            raise ValueError(
+                f"levels has {len(self.levels_)} numbers for {self.n_features_in_} columns; give one each."
+            )
         return CategoricalMixture(int(self.n_components), self.levels_, self.pseudo_count)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -37,7 +36,7 @@ class Scores:
         Args:
             X: one matrix, ``(n, d)``.
             y: ``(n,)``, where the model regresses.
-            client: whose mixing weights count, by name or number; ``None``: everybody's.
+            client: whose mixing weights count, by name, or by number where none is called so; ``None``: everybody's.
         """
         return self._rows(self._family_of_rows("log_likelihood"), X, y, client)
 
@@ -84,9 +83,10 @@ class Scores:
         """``function`` of θ and the rows of one matrix."""
         tables, targets = self._read(X, y)
         if list(tables) != [ONE]:
+            whose = ", client=name" if hasattr(self, "client_weights_") else ""
             raise ValueError(
-                f"Give one matrix here, not {len(tables)} clients: [model.predict(x, client=i) for i, x in "
-                "enumerate(X)]."
+                f"Give one matrix here, not {len(tables)} clients: {{name: model.predict(x{whose}) for name, x in "
+                "clients.items()}."
             )
         return self._apply(function, tables[ONE], None if targets is None else targets[ONE], client)
 
@@ -118,6 +118,12 @@ class Scores:
         check_domain(self._model, ONE, batch)
         with torch.no_grad():
             found: NDArray[np.float64] = function(self._theta_of(client), batch).numpy()
+        lost = np.isnan(found.reshape(len(found), -1)).any(1)
+        if lost.any():
+            raise ValueError(
+                f"Row {int(lost.argmax())} is so far from the data of the fit that float64 has no number for its "
+                f"density; {int(lost.sum())} of {len(table)} rows are. Look for wrong units, or leave them out."
+            )
         return found
 
     def _theta_of(self, client: str | int | None) -> Tree:
@@ -126,9 +132,9 @@ class Scores:
         if not hasattr(self, "client_weights_"):
             raise ValueError("All clients have the same weights here: leave client away, or fit with personal_weights.")
         names = self.client_names_
-        if client not in names and (isinstance(client, str) or not 0 <= operator.index(client) < len(names)):
+        index = names.index(str(client)) if str(client) in names else whole(client)  # a name may be a number
+        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(names):
             raise ValueError(
                 f"There is no client {client!r}; there are {', '.join(names[:20])}, or 0 to {len(names) - 1}."
             )
-        index = names.index(client) if client in names else operator.index(client)  # type: ignore[arg-type]
         return self._theta | {"weight": torch.from_numpy(self.client_weights_[index])}

@@ -13,12 +13,12 @@ from archipel.em.client_files import Matrix
 from archipel.em.estimator import FederatedModel
 from archipel.em.estimators import (
     FederatedBernoulliMixture,
+    FederatedFactorModel,
     FederatedGaussianMixture,
     FederatedLatentClass,
     FederatedPoissonMixture,
     FederatedRegressionMixture,
 )
-from archipel.em.factor_estimator import FederatedFactorModel
 
 FAMILIES: dict[str, type[FederatedModel]] = {
     "gaussian": FederatedGaussianMixture,
@@ -98,7 +98,15 @@ def chosen(
         counts: numbers of components.
         tables, targets: clients' data.
         tell: is given a line about each fit.
+
+    Raises:
+        ValueError: more components than examples, or factors than columns; before anything is fitted.
     """
+    factors = isinstance(model, FederatedFactorModel)
+    most = next(iter(tables.values())).shape[1] if factors else sum(map(len, tables.values()))
+    if max(counts) > most:
+        what = ("factors", "columns") if factors else ("components", "examples")
+        raise ValueError(f"{max(counts)} {what[0]} are more than the {most} {what[1]} that there are; ask for fewer.")
     best, lowest, tried = None, float("inf"), []
     for count in counts:
         started = time.perf_counter()

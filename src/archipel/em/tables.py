@@ -34,18 +34,30 @@ def by_client(X: Any) -> dict[str, Any]:
     >>> list(by_client([np.zeros((2, 3)), np.zeros((5, 3))])), list(by_client([[1.0, 2.0], [3.0, 4.0]]))
     (['client 0', 'client 1'], ['X'])
     """
+    if isinstance(X, Sequence | Mapping) and not hasattr(X, "shape") and not len(X):
+        raise ValueError("There are no clients; give each one's examples, (n, d), in a list or a dict.")
     mapping = isinstance(X, Mapping) and not hasattr(X, "shape")  # a sparse matrix may be a dict of its entries
     if mapping or (isinstance(X, list | tuple) and any(_axes(part) == 2 for part in X)):
         parts = X if mapping else {f"client {i}": part for i, part in enumerate(X)}
-        if not parts:
-            raise ValueError("There are no clients; give each one's examples, (n, d), in a list or a dict.")
-        return {str(name): part for name, part in parts.items()}
+        return by_name(parts)
     if isinstance(X, list | tuple) and any(hasattr(part, "ndim") and part.ndim == 1 for part in X):
         raise ValueError(
             "A list of one-dimensional arrays could be rows of a matrix, or clients with one column. For a matrix give "
             "np.stack(X), for clients [x[:, None] for x in X]. Reshape your data."
         )
     return {ONE: X}
+
+
+def by_name(parts: Mapping[Any, Any]) -> dict[str, Any]:
+    """What belongs to clients, by their names as strings.
+
+    Raises:
+        ValueError: two names that are written alike, 1 and "1".
+    """
+    named = {str(name): part for name, part in parts.items()}
+    if len(named) < len(parts):
+        raise ValueError(f"Clients need names that differ as strings; given are {', '.join(map(repr, parts))}.")
+    return named
 
 
 def read(estimator: BaseEstimator, X: Any, *, reset: bool, missing: bool) -> Tables:
@@ -88,9 +100,9 @@ def read_targets(y: Any, tables: Tables) -> Tables:
     if list(tables) == [ONE]:
         parts: dict[str, Any] = {ONE: y}
     elif isinstance(y, Mapping):
-        parts = {str(name): part for name, part in y.items()}
+        parts = by_name(y)
     else:
-        parts = dict(zip(tables, y, strict=False)) if len(y) == len(tables) else {}
+        parts = dict(zip(tables, y, strict=False)) if hasattr(y, "__len__") and len(y) == len(tables) else {}
     if parts.keys() != tables.keys():
         raise ValueError(f"There are {len(tables)} clients in X; y must have the targets of the same, in their order.")
     read = {}
