@@ -1,12 +1,21 @@
 """The command `archipel data`: what is there, and whether it is what it should be."""
 
+import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
+from archipel import data_command
 from archipel.data_command import app
 
 
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    """Tables in one line each, whatever terminal the tests were started in."""
+    monkeypatch.setattr(data_command, "out", Console(width=300))
+
+
 def run(*arguments):
-    return CliRunner(env={"COLUMNS": "300"}).invoke(app, list(map(str, arguments)))
+    return CliRunner().invoke(app, list(map(str, arguments)))
 
 
 def test_list_shows_every_source_and_whether_it_is_there(tmp_path, monkeypatch):

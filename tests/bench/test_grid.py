@@ -172,7 +172,15 @@ def test_processes_do_what_can_be_done(tmp_path):
     assert multiprocessing.active_children() == []
 
 
-def test_an_interruption_keeps_what_is_done_and_says_how_to_go_on(tmp_path):
+@pytest.fixture
+def hears():
+    """Ctrl-C as a command hears it: the processes that tests run in may have been told to ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interruption_keeps_what_is_done_and_says_how_to_go_on(tmp_path, hears):
     cells = [Cell(how, misfortune, {"how": how}, cost) for how, cost in (("fine", 3), ("sleeps", 2), ("never", 1))]
 
     def interrupt():
