@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -53,18 +54,18 @@ def bound(step: str | Step, algorithm: Algorithm) -> Step:
 
 
 @dataclass(frozen=True)
-class Inside:
-    """:class:`archipel.algorithm.Clients` as an inner algorithm sees them: with its own part of their states.
+class Seen(ABC):
+    """What stays as it is of :class:`archipel.algorithm.Clients` that an inner algorithm sees through an outer one.
 
     Args:
         clients: as the outer one sees them.
-        algorithm: the outer one.
-        part: the field that holds the inner one.
     """
 
     clients: Clients
-    algorithm: Algorithm
-    part: str
+
+    @abstractmethod
+    def _with(self, clients: Clients) -> Clients:
+        """Other clients, seen in the same way."""
 
     @property
     def ids(self) -> Tensor:
@@ -92,14 +93,28 @@ class Inside:
 
     @property
     def everyone(self) -> Clients:
-        return Inside(self.clients.everyone, self.algorithm, self.part)
+        return self._with(self.clients.everyone)
 
     @property
     def groups(self) -> tuple[Clients, ...]:
-        return tuple(Inside(group, self.algorithm, self.part) for group in self.clients.groups)
+        return tuple(self._with(group) for group in self.clients.groups)
 
     def only(self, ids: Tensor) -> Clients:
-        return Inside(self.clients.only(ids), self.algorithm, self.part)
+        return self._with(self.clients.only(ids))
+
+
+@dataclass(frozen=True)
+class Inside(Seen):
+    """:class:`archipel.algorithm.Clients` as an inner algorithm sees them: with its own part of their states.
+
+    Args:
+        clients: as the outer one sees them.
+        algorithm: the outer one.
+        part: the field that holds the inner one.
+    """
+
+    algorithm: Algorithm
+    part: str
 
     def collect(self, step: Step, message: Tree, key: Tensor) -> Replies:
         return self.clients.collect(self._within(step), message, key)
@@ -120,6 +135,9 @@ class Inside:
 
     def evaluate(self, step: Step, message: Tree, key: Tensor) -> Replies:
         return self.clients.evaluate(self._within(step), message, key)
+
+    def _with(self, clients: Clients) -> Clients:
+        return Inside(clients, self.algorithm, self.part)
 
     def _within(self, step: Step) -> Step:
         return Within(self.algorithm, self.part, step)

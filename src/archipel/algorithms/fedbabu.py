@@ -12,8 +12,8 @@ from torch import Tensor
 from archipel import averaging, batchnorm, checks
 from archipel.algorithm import Algorithm, Clients, Info, Weights
 from archipel.algorithms.fedavgft import TUNING, check_tuning
-from archipel.algorithms.fedper import with_head
-from archipel.algorithms.fedrep import beside, parted
+from archipel.algorithms.fedper import parted, with_head
+from archipel.algorithms.fedrep import beside
 from archipel.batchnorm import BatchNorm
 from archipel.examples import ClientData
 from archipel.local import SGD, trained

@@ -62,14 +62,7 @@ class FedPer(Algorithm):
         checks.names("FedPer", personal=self.personal)
 
     def init_server(self, clients: Clients, key: Tensor) -> Tree:
-        model = self.task.init(key)
-        names = list(trained(model))
-        if not 0 < len(set(self.personal) & set(names)) < len(names) or not set(self.personal) <= set(names):
-            raise ValueError(
-                f"FedPer's personal must name some of the task's parameters, {', '.join(names)}, and leave some to "
-                f"share; given {', '.join(self.personal) or 'none'}. FedAvg shares all, Local none."
-            )
-        shared, head = split(model, self.personal)
+        shared, head = parted("FedPer's personal", self.task.init(key), self.personal)
         return {"model": shared, "head": head}
 
     def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
@@ -102,6 +95,26 @@ def split(model: Tree, personal: Sequence[str]) -> tuple[Tree, Tree]:
     """What is shared, buffers included, and what is personal."""
     shared = {name: part for name, part in model.items() if name not in personal}
     return shared, {name: part for name, part in model.items() if name in personal}
+
+
+def parted(setting: str, model: Tree, names: Sequence[str]) -> tuple[Tree, Tree]:
+    """The same, if the names are some of the trained parameters and not all.
+
+    Raises:
+        ValueError: they aren't part of the model's parameters, or all of them.
+
+    >>> import torch
+    >>> body, head = parted("FedRep's personal", {"encoder": torch.ones(2), "head": torch.zeros(1)}, ["head"])
+    >>> list(body), list(head)
+    (['encoder'], ['head'])
+    """
+    known = list(trained(model))
+    if not 0 < len(set(names)) < len(known) or not set(names) <= set(known):
+        raise ValueError(
+            f"{setting} must name some of the task's parameters, {', '.join(known)}, and leave some to share; given "
+            f"{', '.join(names) or 'none'}. FedAvg shares all, Local none."
+        )
+    return split(model, names)
 
 
 def with_head(message: Tree, client: Tree) -> Tree:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from archipel import averaging, batchnorm, checks, keys
 from archipel.algorithm import Algorithm, Clients, Info, Weights
-from archipel.algorithms.fedper import split, with_head
+from archipel.algorithms.fedper import parted, with_head
 from archipel.batchnorm import BatchNorm
 from archipel.examples import ClientData
 from archipel.local import SGD, Batch, Loss, trained
@@ -136,23 +136,3 @@ def beside(loss: Loss, fixed: Tree) -> Loss:
 def statistics_of(model: Tree) -> Tree:
     """``{"buffers": …}`` where the model has some, else nothing."""
     return {name: part for name, part in model.items() if name == "buffers"}
-
-
-def parted(setting: str, model: Tree, names: Sequence[str]) -> tuple[Tree, Tree]:
-    """The body with its buffers, and the head that the names say.
-
-    Raises:
-        ValueError: they aren't part of the model's parameters, or all of them.
-
-    >>> import torch
-    >>> body, head = parted("FedRep's personal", {"encoder": torch.ones(2), "head": torch.zeros(1)}, ["head"])
-    >>> list(body), list(head)
-    (['encoder'], ['head'])
-    """
-    known = list(trained(model))
-    if not 0 < len(set(names)) < len(known) or not set(names) <= set(known):
-        raise ValueError(
-            f"{setting} must name some of the task's parameters, {', '.join(known)}, and leave some for the shared "
-            f"body; given {', '.join(names) or 'none'}."
-        )
-    return split(model, names)

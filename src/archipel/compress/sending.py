@@ -11,7 +11,7 @@ from torch import Tensor
 from archipel import keys
 from archipel.algorithm import Clients, Replies, Step, Weights
 from archipel.examples import ClientData
-from archipel.nested import bound, unbound
+from archipel.nested import Seen, bound, unbound
 from archipel.trees import Tree, decoded, map_named
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Packed:
 
 
 @dataclass(frozen=True)
-class Sending:
+class Sending(Seen):
     """:class:`archipel.algorithm.Clients` as the inner algorithm sees them: what they send has been restored.
 
     Args:
@@ -59,46 +59,10 @@ class Sending:
         other: names of what was not.
     """
 
-    clients: Clients
     algorithm: Compressing
     plain: bool = False
     compressed: set[str] = field(default_factory=set)
     other: set[str] = field(default_factory=set)
-
-    @property
-    def ids(self) -> Tensor:
-        return self.clients.ids
-
-    @property
-    def population(self) -> int:
-        return self.clients.population
-
-    @property
-    def sizes(self) -> Tensor:
-        return self.clients.sizes
-
-    @property
-    def round(self) -> int:
-        return self.clients.round
-
-    @property
-    def rounds(self) -> int:
-        return self.clients.rounds
-
-    @property
-    def stateful(self) -> bool:
-        return self.clients.stateful
-
-    @property
-    def everyone(self) -> Clients:
-        return self._with(self.clients.everyone)
-
-    @property
-    def groups(self) -> tuple[Clients, ...]:
-        return tuple(self._with(group) for group in self.clients.groups)
-
-    def only(self, ids: Tensor) -> Clients:
-        return self._with(self.clients.only(ids))
 
     def collect(self, step: Step, message: Tree, key: Tensor) -> Replies:
         known = self._known(message)
@@ -127,7 +91,7 @@ class Sending:
     def evaluate(self, step: Step, message: Tree, key: Tensor) -> Replies:
         return self.clients.evaluate(self._packed(step, None), message, key)
 
-    def _with(self, clients: Clients) -> Sending:
+    def _with(self, clients: Clients) -> Clients:
         return Sending(clients, self.algorithm, self.plain, self.compressed, self.other)
 
     def _known(self, message: Tree) -> dict[str, Tensor]:
