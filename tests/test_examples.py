@@ -91,6 +91,38 @@ def test_a_batched_client_draws_what_it_draws_alone(run, batch):
         assert (rows[i] >= 0).all()
 
 
+@pytest.mark.parametrize("sizes", [[3, 10, 4, 8], [7, 7], [9, 12, 11]])
+@pytest.mark.parametrize("run", [{"steps": 7}, {"epochs": 2}])
+@pytest.mark.parametrize("batch", [1, 4, 50, None])
+def test_what_is_known_beforehand_of_a_batch_is_so(sizes, run, batch):
+    known = []
+
+    def batched(data, key):
+        draws = draw_minibatches(data, key, batch, **run)
+        known.append((draws.rows, draws.common))
+        return draws.index, draws.mask, draws.active, [draws[step] for step in range(len(draws.rows))]
+
+    each = keys.fold(keys.key(0), torch.arange(len(sizes)))
+    index, mask, active, taken = torch.func.vmap(batched)(side_by_side(sizes), each)
+    ((rows, common),) = known
+    assert active[:, :common].all()
+    assert not active[:, len(rows) :].any()
+    for step, count in enumerate(rows):
+        if count is None:
+            assert torch.equal(taken[step], index[:, step])
+        else:
+            assert mask[:, step].sum(1).tolist() == [count] * len(sizes)
+            assert torch.equal(taken[step], index[:, step, :count])
+    if len(set(sizes)) == 1:
+        assert None not in rows
+    for n, key in zip(sizes, each, strict=True):
+        alone = draw_minibatches(examples(n), key, batch, **run)
+        assert alone.rows == alone.mask.sum(1).tolist()
+        assert [alone[s].tolist() for s in range(len(alone.rows))] == [
+            i[m].tolist() for i, m in zip(alone.index, alone.mask, strict=True)
+        ]
+
+
 def test_pieces_cover_all_rows_in_order():
     pieces = list(examples(10).pieces(4))
     assert [len(piece["x"]) for piece in pieces] == [4, 4, 2]

@@ -117,6 +117,15 @@ def test_permutations_are_uniform_and_do_not_see_padding():
             assert sorted(padded.tolist()) == list(range(length))
 
 
+def test_several_keys_at_once_are_each_by_itself():
+    batch = keys.fold(keys.key(3), torch.arange(6)).reshape(2, 3)
+    folded, orders = keys.fold(batch, -5, "name", torch.tensor([1, 2, -3])), keys.permutation(batch, 9, 5)
+    for i in range(2):
+        for j, number in enumerate((1, 2, -3)):
+            assert int(folded[i, j]) == int(keys.fold(batch[i, j], -5, "name", number))
+            assert torch.equal(orders[i, j], keys.permutation(batch[i, j], 9, 5))
+
+
 def test_torch_generator_is_keyed_inside_and_untouched_outside():
     torch.manual_seed(5)
     undisturbed = torch.rand(3)

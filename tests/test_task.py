@@ -1,5 +1,7 @@
 """Tasks: networks as functions of keyed parameters, losses against torch and scikit-learn's ways to compute them."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own name for it)
@@ -95,6 +97,71 @@ def test_dropout_is_active_in_training_alone():
     assert torch.equal(dropped[dropped != 0], 2 * plain[dropped != 0])
     assert 0 < (dropped == 0).double().mean() < 1
     assert torch.equal(network(params, {}, x)[0], plain)
+
+
+class Running(nn.Module):
+    """Puts a new buffer in place of the old one in training, and has one weight in two places."""
+
+    def __init__(self):
+        super().__init__()
+        self.one = nn.Linear(3, 3)
+        self.other = nn.Linear(3, 3)
+        self.other.weight = self.one.weight
+        self.register_buffer("count", torch.tensor(0.0))
+
+    def forward(self, x):
+        if self.training:
+            self.count = self.count + len(x)
+        return self.other(self.one(x))
+
+
+def test_a_network_is_torchs_functional_call_and_leaves_its_module_alone():
+    module = Running()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    network = Network(module, initial="given")
+    params, buffers = network.init(keys.key(0))
+    assert "weight" not in params["other"]  # it is tied
+    params["one"]["weight"] = params["one"]["weight"] + 1
+    x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    out, after = network(params, buffers, x, train=True)
+    named = {f"{part}.{name}": p for part, tree in params.items() for name, p in tree.items()}
+    assert torch.equal(out, torch.func.functional_call(module, named, (x,)))
+    assert (float(buffers["count"]), float(after["count"])) == (0.0, 5.0)
+    module.count.zero_()  # functional_call was given none
+    with pytest.raises(RuntimeError):
+        network(params, buffers, x[:, :2], train=True)
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_a_copy_of_a_used_network_uses_its_own_module():
+    network = Network(nn.Linear(3, 2))
+    (one, _), x = network.init(keys.key(0)), torch.ones(1, 3)
+    network(one, {}, x)
+    other = copy.deepcopy(network)
+    seen = []
+    network.module.register_forward_pre_hook(lambda module, _: seen.append(module.weight))
+    other.module.register_forward_pre_hook(lambda module, _: seen.append(module.weight))
+    for each in (network, other):
+        assert torch.equal(each(one, {}, x)[0], F.linear(x, one["weight"], one["bias"]))
+    assert all(weight is one["weight"] for weight in seen)
+    assert len(seen) == 2
+    assert not torch.equal(other.module.weight, one["weight"])
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_reach_a_module_in_the_format_that_convolutions_are_fast_in(channels):
+    formats = []
+    module = nn.Sequential(nn.Conv2d(channels, 4, 3), nn.Flatten())
+    module[0].register_forward_hook(lambda _, args, out: formats.append(args[0].stride()[1]))
+    module[0].register_forward_hook(lambda _, args, out: formats.append(out.stride()[1]))
+    network = Network(module)
+    params, _ = network.init(keys.key(0))
+    x = torch.randn(2, channels, 5, 5, generator=torch.Generator().manual_seed(0))
+    out, _ = network(params, {}, x)
+    assert formats == [1, 1]  # channels lie next to one another, in what is given and in what comes of it
+    expected = F.conv2d(x, params["0"]["weight"], params["0"]["bias"]).flatten(1)
+    torch.testing.assert_close(out, expected)
 
 
 def test_copies_are_one_network_or_several():

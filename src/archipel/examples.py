@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from archipel import keys
+from archipel.stacked import take_rows
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Examples:
 
     def take(self, index: Tensor) -> dict[str, Tensor]:
         """Rows of every column."""
-        return {name: column[index] for name, column in self.columns.items()}
+        return {name: take_rows(column, index) for name, column in self.columns.items()}
 
     def pieces(self, size: int) -> Iterator[dict[str, Tensor]]:
         """The rows in order, at most ``size`` at a time, padding included: for passes over all the data."""
@@ -107,14 +109,83 @@ class Draws:
     """The minibatches of a local run, drawn beforehand.
 
     Args:
-        index: ``(S, B)`` rows to take in each of S steps.
-        mask: ``(S, B)``, true where a row counts; the last batch of a pass may be short.
-        active: ``(S,)``, true for the steps that this client makes; clients of one batch may make different numbers.
+        order: ``(P · N,)``, for each of P passes the rows in the order in which it visits them; ``None``: as they lie.
+        length: N, the padded number of rows.
+        count: n, how many rows are real; a plain number where it is the same for all clients of a batch.
+        fewest: the smallest n in the batch.
+        size: B, rows a step.
+        steps: S; the largest number of steps that a client of the batch makes.
+        passes: P where clients make as many steps as P passes have; ``None`` where everyone makes S.
     """
 
-    index: Tensor
-    mask: Tensor
-    active: Tensor
+    order: Tensor | None
+    length: int
+    count: Tensor | int
+    fewest: int
+    size: int
+    steps: int
+    passes: int | None
+
+    @property
+    def index(self) -> Tensor:
+        """``(S, B)`` rows to take in each step."""
+        return self._layout[0]
+
+    @property
+    def mask(self) -> Tensor:
+        """``(S, B)``, true where a row counts; the last batch of a pass may be short."""
+        return self._layout[1]
+
+    @property
+    def active(self) -> Tensor:
+        """``(S,)``, true for the steps that this client makes; clients of one batch may make different numbers."""
+        return self._layout[2]
+
+    @cached_property
+    def common(self) -> int:
+        """How many of the steps every client of the batch makes."""
+        fewest = self.count if isinstance(self.count, int) else self.fewest
+        return self.steps if self.passes is None else self.passes * _batches(fewest, self.size)
+
+    @cached_property
+    def rows(self) -> list[int | None]:
+        """For each step how many rows of it count, the first ones, where that is a plain number; the mask says it else.
+
+        Where it always is one, all clients of the batch make the same steps, and there are no others here.
+        """
+        if isinstance(self.count, int):
+            in_pass = _batches(self.count, self.size)
+            return [min(self.size, self.count - s % in_pass * self.size) for s in range(self.common)]
+        return [self.size if (s + 1) * self.size <= self.fewest else None for s in range(self.steps)]
+
+    def __getitem__(self, step: int) -> Tensor:
+        """The rows to take in a step: those that count, or ``(B,)`` with others among them where the mask decides."""
+        rows = self.rows[step]
+        if rows is None or self.order is None:
+            return self.index[step, :rows]
+        if not isinstance(self.count, int):
+            return self.order.narrow(0, step * self.size, rows)  # of the first pass
+        which, at = divmod(step, _batches(self.count, self.size))
+        return self.order.narrow(0, which * self.length + at * self.size, rows)
+
+    @cached_property
+    def _layout(self) -> tuple[Tensor, Tensor, Tensor]:
+        device = None if self.order is None else self.order.device
+        count = torch.as_tensor(self.count, device=device)
+        step, column = (torch.arange(n, device=count.device) for n in (self.steps, self.size))
+        if self.order is None:
+            real = column < count
+            return (column * real).expand(self.steps, -1), real.expand(self.steps, -1), step < self.steps
+        in_pass = torch.clamp((count + self.size - 1) // self.size, min=1)
+        active = step < (self.steps if self.passes is None else self.passes * in_pass)
+        position = (step % in_pass)[:, None] * self.size + column
+        mask = (position < count) & active[:, None]
+        place = ((step // in_pass)[:, None] * self.length + position) * mask
+        return self.order[place], mask, active
+
+
+def _batches(count: int, size: int) -> int:
+    return max(1, math.ceil(count / size))
 
 
 def draw_minibatches(
@@ -140,25 +211,18 @@ def draw_minibatches(
     >>> draws = draw_minibatches(data, keys.key(0), 2, epochs=1)
     >>> sorted(draws.index[draws.mask].tolist())
     [0, 1, 2, 3, 4]
+    >>> draws.rows
+    [2, 2, 1]
     """
-    length, count = examples.length, examples.count
+    length, fewest = examples.length, examples.fewest
     size = min(batch or length, length)
-    per_pass = torch.clamp((count + size - 1) // size, min=1)
-    if steps is None:
-        assert epochs is not None
-        steps, passes = epochs * math.ceil(length / size), epochs
-        limit = epochs * per_pass
-    else:
-        passes = math.ceil(steps / max(1, math.ceil(examples.fewest / size)))
-        limit = torch.full_like(per_pass, steps)
-    if batch is None:
-        # The full batch needs no shuffling, and the same rows in the same order keep sums equal to the bit.
-        orders = torch.arange(length, device=count.device).expand(passes, length)
-    else:
-        orders = torch.stack([keys.permutation(keys.fold(key, p), length, count) for p in range(passes)])
-    step = torch.arange(steps, device=count.device)
-    position = (step % per_pass)[:, None] * size + torch.arange(size, device=count.device)
-    mask = (position < count) & (step < limit)[:, None]
-    which_pass = torch.clamp(step // per_pass, max=passes - 1)[:, None] * length
-    index = orders.reshape(-1)[which_pass + torch.clamp(position, max=length - 1)]
-    return Draws(torch.where(mask, index, orders[0, 0]), mask, step < limit)
+    passes = epochs or math.ceil((steps or 0) / _batches(fewest, size))
+    # Outside of vmap, and where the clients of a batch are equally long, a plain number says what each client does.
+    plain = fewest == length or not keys.batched()
+    count = examples.count if not plain else length if fewest == length else int(examples.count)
+    order = None
+    if batch is not None:
+        each = keys.fold(key, torch.arange(passes, device=key.device) if passes > 1 else 0)
+        order = keys.permutation(each, length, count).reshape(-1).to(examples.count.device)
+    # The full batch needs no shuffling: the same rows in the same order keep sums equal to the bit.
+    return Draws(order, length, count, fewest, size, steps or passes * _batches(length, size), epochs)

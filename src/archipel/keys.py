@@ -2,7 +2,8 @@
 
 Looped, batched, multi-process and networked runs draw the same numbers, because nothing but the key decides them; an
 evaluation cannot disturb training, because there is no hidden generator to advance. Everything here is made of tensor
-operations without branches, so that it works inside ``torch.func.vmap``, where keys come in batches.
+operations without branches, so that it works inside ``torch.func.vmap``, where keys come in batches. Outside of it the
+same words are made by Python and NumPy: on a key or the indices of a minibatch torch's operations cost more to call.
 
 The generator is SplitMix64 [1]: the i-th 64-bit word of a stream is ``mix(key + i * 0x9E3779B97F4A7C15)``, ``mix``
 being its finaliser. Child keys come from :func:`fold`. Reusing a key gives the same numbers again: two steps that must
@@ -17,14 +18,25 @@ import hashlib
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-_GOLDEN = 0x9E3779B97F4A7C15 - 2**64
-_MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
-_MIX_2 = 0x94D049BB133111EB - 2**64
+_WORD = 2**64 - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_MIX_1 = 0xBF58476D1CE4E5B9
+_MIX_2 = 0x94D049BB133111EB
 _LARGEST = 2**63 - 1
+Words = Any
+"""Unsigned 64-bit words outside of torch: a Python integer below 2⁶⁴, or a NumPy array of uint64."""
+
+
+def batched() -> bool:
+    """Whether this code runs inside ``torch.func.vmap``."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _shift(z: Tensor, bits: int) -> Tensor:
@@ -34,12 +46,44 @@ def _shift(z: Tensor, bits: int) -> Tensor:
 
 
 def _mix(z: Tensor) -> Tensor:
-    z = (z ^ _shift(z, 30)) * _MIX_1
-    z = (z ^ _shift(z, 27)) * _MIX_2
+    z = (z ^ _shift(z, 30)) * _signed(_MIX_1)
+    z = (z ^ _shift(z, 27)) * _signed(_MIX_2)
     mixed: Tensor = z ^ _shift(z, 31)
     return mixed
 
 
+def _mix_words(z: Words) -> Words:
+    if isinstance(z, int):
+        z = (z ^ (z >> 30)) * _MIX_1 & _WORD
+        z = (z ^ (z >> 27)) * _MIX_2 & _WORD
+        return z ^ (z >> 31)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(_MIX_1)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(_MIX_2)
+    return z ^ (z >> np.uint64(31))
+
+
+def _signed(word: int) -> int:
+    return word - 2**64 if word > _LARGEST else word
+
+
+def _plain(item: Tensor | int | str) -> bool:
+    """Whether numbers may be looked at: outside of vmap, and not on a device that would have to be waited for."""
+    return not isinstance(item, Tensor) or (item.is_cpu and not batched())
+
+
+def _words(item: Tensor | int | str) -> Words:
+    if isinstance(item, Tensor) and item.dim():
+        return item.long().numpy().view(np.uint64)
+    return (_number(item) if isinstance(item, str) else int(item)) & _WORD
+
+
+def _tensor(words: Words) -> Tensor:
+    if isinstance(words, int):
+        return torch.tensor(_signed(words), device="cpu")
+    return torch.from_numpy(words.view(np.int64))
+
+
+@lru_cache(maxsize=256)
 def _number(name: str) -> int:
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big", signed=True)
 
@@ -56,7 +100,7 @@ def key(seed: int) -> Tensor:
     >>> key(0) == key(0), key(0) == key(1)
     (tensor(True), tensor(False))
     """
-    return _mix(torch.tensor(seed, dtype=torch.int64) + _GOLDEN)
+    return _mix(torch.tensor(seed, dtype=torch.int64) + _signed(_GOLDEN))
 
 
 def fold(key: Tensor, *data: int | str | Tensor) -> Tensor:
@@ -75,17 +119,30 @@ def fold(key: Tensor, *data: int | str | Tensor) -> Tensor:
     >>> fold(root, torch.arange(4)).shape
     torch.Size([4])
     """
+    if _plain(key) and all(map(_plain, data)):
+        words = _words(key)
+        for item in data:
+            words = _mix_words(_mix_words(_words(item) + _GOLDEN & _WORD) ^ (words * _MIX_2 + _GOLDEN & _WORD))
+        return _tensor(words)
     for item in data:
         word = _number(item) if isinstance(item, str) else item
         word = word if isinstance(word, Tensor) else torch.tensor(word, dtype=torch.int64, device=key.device)
-        key = _mix(_mix(word + _GOLDEN) ^ (key * _MIX_2 + _GOLDEN))
+        key = _mix(_mix(word + _signed(_GOLDEN)) ^ (key * _signed(_MIX_2) + _signed(_GOLDEN)))
     return key
 
 
 def bits(key: Tensor, *shape: int) -> Tensor:
     """64 random bits an element, as int64: the first words of the key's stream."""
-    counter = torch.arange(math.prod(shape), dtype=torch.int64, device=key.device)
-    return _mix(key + (counter + 1) * _GOLDEN).reshape(shape)
+    return _stream(key, math.prod(shape)).reshape(shape)
+
+
+def _stream(key: Tensor, count: int) -> Tensor:
+    """The first words of each key's stream, ``(…, count)``."""
+    if _plain(key):
+        steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+        return _tensor(_mix_words(steps + key.numpy().view(np.uint64)[..., None]))
+    counter = torch.arange(1, count + 1, dtype=torch.int64, device=key.device)
+    return _mix(key[..., None] + counter * _signed(_GOLDEN))
 
 
 def uniform(key: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -136,12 +193,12 @@ def permutation(key: Tensor, length: int, count: Tensor | int | None = None) -> 
     What lies in the first ``count`` places does not depend on ``length``: a padded client is shuffled as if it weren't.
 
     Args:
-        key: int64, shape ``()``.
+        key: int64, shape ``()``, or ``(…)`` for an order by each of several keys.
         length: how many positions the result has; a Python integer.
         count: how many of them are real; default: all.
 
     Returns:
-        int64 of shape ``(length,)``.
+        int64 of shape ``(…, length)``.
 
     >>> order = permutation(key(5), 6, 4)
     >>> sorted(order[:4].tolist())
@@ -149,7 +206,11 @@ def permutation(key: Tensor, length: int, count: Tensor | int | None = None) -> 
     >>> bool((permutation(key(5), 4) == order[:4]).all())
     True
     """
-    order = bits(key, length)
+    order = _stream(key, length)
+    if _plain(key) and (count is None or _plain(count)):
+        if count is not None:
+            order[..., int(count) :] = _LARGEST
+        return torch.from_numpy(order.numpy().argsort(kind="stable"))
     if count is not None:
         order = torch.where(torch.arange(length, device=key.device) < count, order, _LARGEST)
     return torch.argsort(order, stable=True)

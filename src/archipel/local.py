@@ -1,8 +1,9 @@
 """Local solvers, and the one place where the library differentiates.
 
-Inside ``torch.func.vmap`` gradients come from ``torch.func.grad`` and clients of different sizes are masked; in a loop
-they come from plain autograd with fused (foreach) updates and short batches are cut to size, so that neither way pays
-for the other. Both take the same steps on the same minibatches.
+A local run is the same for a client in a loop and for the clients that ``torch.func.vmap`` stacks: plain autograd and
+fused (foreach) updates, on the client's tensors or on the stacked ones of all. Only a loss is carried through ``vmap``.
+Batches are cut to size where the clients' sizes agree; where they don't, rows are masked, and past the steps that all
+make, those who have made theirs are put back where they stood.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import _engine_run_backward
 from torch.utils import _pytree as pytree
 
 from archipel import keys
 from archipel.examples import Draws, Examples, draw_minibatches
-from archipel.trees import Tree, norm, tree_map, zeros_like
+from archipel.keys import batched as batched
+from archipel.stacked import Stack
+from archipel.trees import Tree, tree_map
 
 Batch = dict[str, Tensor]
 Loss = Callable[[Tree, Batch], tuple[Tensor, Tree]]
@@ -29,18 +33,13 @@ Projection = Callable[[Tree], Tree]
 """``trained parameters → a tree like them``, where they are put after each step."""
 
 
-def batched() -> bool:
-    """Whether this code runs inside ``torch.func.vmap``."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
-
-
 @dataclass(frozen=True)
 class Solution:
     """Where a local run ended.
 
     Args:
         params: the parameters, with their buffers where they have some.
-        velocity: the momentum buffer, for those who keep it between rounds.
+        velocity: the momentum buffer, for those who keep it between rounds; ``{}`` without momentum.
         loss: the mean over the steps of each minibatch's loss before its update, shape ``()``.
         steps: how many updates were made, shape ``()``.
     """
@@ -141,8 +140,9 @@ class SGD:
     def minibatches(self, examples: Examples, key: Tensor) -> Iterator[Examples]:
         """The same, augmented, each as examples of its own: for methods that solve a problem on every minibatch."""
         draws = self.draws(examples, key)
-        for step, mask in enumerate(draws.mask):
-            yield Examples(self._batch(examples, draws.index[step], key, step), mask.sum(), 1)
+        for step, rows in enumerate(draws.rows):
+            count = draws.mask[step].sum() if rows is None else torch.tensor(rows, device=examples.count.device)
+            yield Examples(self._batch(examples, draws, key, step), count, 1 if rows is None else rows)
 
     def minimise(
         self,
@@ -169,123 +169,117 @@ class SGD:
                 against noise of the data, and clips the data's gradient alone. Momentum takes both.
             project: where the trained parameters are put after each step: a projection, a proximal map.
         """
+        stack, draws = Stack.here(), self.draws(examples, key)
         start, buffers = trained(params), params.get("buffers", {})
-        velocity = zeros_like(start) if velocity is None else velocity
-        descend = self._descend_batched if batched() else self._descend_looped
-        return descend(loss, start, buffers, velocity, examples, self.draws(examples, key), key, lr, shift, project)
+        flat, structure = pytree.tree_flatten(start)
+        losses: list[Tensor] = []
+        asked: list[Tensor | None] = []
+        made: list[Tensor | None] = []
+        with torch.no_grad():
+            with stack.beneath():
+                theta = [stack.own(p).requires_grad_() for p in flat]
+                d = [torch.zeros_like(t) for t in theta] if self.momentum else []
+                if self.momentum and velocity is not None:
+                    d = [stack.own(v) for v in structure.flatten_up_to(velocity)]
+                eta = stack.under(lr)
+                rate = float(eta) if eta.dim() == 0 and eta.is_cpu else eta  # no device is waited for
+            model = pytree.tree_unflatten([stack.row(t) for t in theta], structure)
+            going = None
+            for step, rows in enumerate(draws.rows):
+                # Who takes part: a bool for each client, or None where all do.
+                who = _both(going, None if step < draws.common else stack.under(draws.active[step]))
+                mask = None if rows is not None else stack.under(draws.mask[step])
+                asked.append(who)
+                with torch.enable_grad():
+                    values, after = loss(_with_buffers(model, buffers), self._batch(examples, draws, key, step))
+                    values = stack.under(values)
+                if buffers:
+                    buffers = after if who is None else _where(stack.row(who), after, buffers)
+                added = structure.flatten_up_to(shift(model)) if shift else None
+                with stack.beneath():
+                    mean, g = _gradient(values, theta, mask)
+                    losses.append(mean if who is None else torch.where(who, mean, 0.0))
+                    g = self._whole(stack, theta, g, added and [stack.under(a) for a in added])
+                    if self.tolerance is not None:
+                        far = ~(stack.length(g) <= self.tolerance)  # and NaN, which must not look like an end
+                        going = far if who is None else who & far
+                        if going.is_cpu and not going.any():
+                            break
+                        who = None if going.is_cpu and stack.size is None else going
+                    made.append(who)
+                    stood = [] if who is None else [t.clone() for t in theta + d]
+                    self._move(stack, theta, d, g, rate)
+                if project:
+                    placed = structure.flatten_up_to(project(model))
+                    with stack.beneath():
+                        torch._foreach_copy_(theta, [stack.under(p) for p in placed])
+                if who is not None:
+                    with stack.beneath():
+                        for t, before in zip(theta + d, stood, strict=True):
+                            t.copy_(torch.where(stack.along(who, t), t, before))
+            with stack.beneath():
+                ends = [t.detach() for t in theta]
+                mean, steps = torch.stack(losses).sum(0) / _count(asked), _count(made)
+        params = _with_buffers(pytree.tree_unflatten([stack.row(t) for t in ends], structure), buffers)
+        velocity = pytree.tree_unflatten([stack.row(v) for v in d], structure) if d else {}
+        return Solution(params, velocity, stack.row(mean), stack.row(steps) if steps.dim() else steps)
 
-    def _batch(self, examples: Examples, index: Tensor, key: Tensor, step: int) -> Batch:
-        batch = examples.take(index)
+    def _batch(self, examples: Examples, draws: Draws, key: Tensor, step: int) -> Batch:
+        whole = self.batch is None and draws.rows[step] == examples.length  # in their order: nothing to gather
+        batch = dict(examples.columns) if whole else examples.take(draws[step])
         if self.augment is not None:
             batch["x"] = self.augment(batch["x"], keys.fold(key, "augment", step))
         return batch
 
-    def _descend_looped(
-        self,
-        loss: Loss,
-        start: Tree,
-        buffers: Tree,
-        velocity: Tree,
-        examples: Examples,
-        draws: Draws,
-        key: Tensor,
-        lr: Tensor,
-        shift: Shift | None,
-        project: Projection | None,
-    ) -> Solution:
-        flat, structure = pytree.tree_flatten(start)
-        theta = [p.detach().clone().requires_grad_() for p in flat]
-        d = [v.clone() for v in structure.flatten_up_to(velocity)]
-        eta, losses, steps = float(lr), [], 0
-        counts = draws.mask.sum(1).tolist()
-        with torch.enable_grad():
-            for step, count in enumerate(counts):
-                batch = self._batch(examples, draws.index[step, :count], key, step)
-                values, after = loss(_with_buffers(pytree.tree_unflatten(theta, structure), buffers), batch)
-                mean = values.mean()
-                g = list(torch.autograd.grad(mean, theta, materialize_grads=True))
-                losses.append(mean.detach())
-                buffers = after if buffers else buffers
-                with torch.no_grad():
-                    here = pytree.tree_unflatten(theta, structure)
-                    g = self._whole(theta, g, shift and structure.flatten_up_to(shift(here)))
-                    if self.tolerance is not None and float(_length(g)) <= self.tolerance:
-                        break
-                    self._move(theta, d, g, eta)
-                    steps += 1
-                    if project:
-                        torch._foreach_copy_(theta, structure.flatten_up_to(project(here)))
-        params = tree_map(Tensor.detach, pytree.tree_unflatten(theta, structure))
-        return Solution(
-            _with_buffers(params, buffers),
-            pytree.tree_unflatten(d, structure),
-            torch.stack(losses).mean(),
-            torch.tensor(steps),
-        )
-
-    def _whole(self, theta: list[Tensor], g: list[Tensor], added: list[Tensor] | None) -> list[Tensor]:
+    def _whole(self, stack: Stack, theta: list[Tensor], g: list[Tensor], added: list[Tensor] | None) -> list[Tensor]:
         """The gradient with all that belongs to it; not in place, since autograd may alias what it hands out."""
         if self.clip is not None:
-            g = list(torch._foreach_mul(g, torch.clamp(self.clip / (_length(g) + 1e-12), max=1.0)))
+            factor = torch.clamp(self.clip / (stack.length(g) + 1e-12), max=1.0)
+            g = [t * stack.along(factor, t) for t in g]
         if self.weight_decay:
             g = list(torch._foreach_add(g, theta, alpha=self.weight_decay))
         return list(torch._foreach_add(g, added)) if added is not None else g
 
-    def _move(self, theta: list[Tensor], d: list[Tensor], g: list[Tensor], eta: float) -> None:
+    def _move(self, stack: Stack, theta: list[Tensor], d: list[Tensor], g: list[Tensor], eta: Tensor | float) -> None:
         """One step; ``theta`` and ``d`` change in place."""
         if self.momentum:
             torch._foreach_mul_(d, self.momentum)
             torch._foreach_add_(d, g)
             g = list(torch._foreach_add(g, d, alpha=self.momentum)) if self.nesterov else d
-        torch._foreach_add_(theta, g, alpha=-eta)
-
-    def _descend_batched(
-        self,
-        loss: Loss,
-        start: Tree,
-        buffers: Tree,
-        velocity: Tree,
-        examples: Examples,
-        draws: Draws,
-        key: Tensor,
-        lr: Tensor,
-        shift: Shift | None,
-        project: Projection | None,
-    ) -> Solution:
-        def mean_loss(theta: Tree, buffers: Tree, batch: Batch, mask: Tensor) -> tuple[Tensor, Tree]:
-            values, after = loss(_with_buffers(theta, buffers), batch)
-            # where, not a product: padding may hold anything, and 0 · NaN is NaN
-            total = torch.where(mask, values, torch.zeros_like(values)).sum() / torch.clamp(mask.sum(), min=1)
-            return total, (total, after if buffers else buffers)
-
-        gradient = torch.func.grad(mean_loss, has_aux=True)
-        theta, losses, counted, made = start, [], [], []
-        going = draws.active.new_ones(())
-        for step in range(len(draws.index)):
-            mask, asked = draws.mask[step], draws.active[step] & going
-            batch = self._batch(examples, draws.index[step], key, step)
-            g, (value, after) = gradient(theta, buffers, batch, mask)
-            if self.clip is not None:
-                factor = torch.clamp(self.clip / (norm(g) + 1e-12), max=1.0)
-                g = tree_map(lambda g, f=factor: g * f, g)
-            g = tree_map(lambda g, p: g + self.weight_decay * p, g, theta) if self.weight_decay else g
-            g = tree_map(torch.add, g, shift(theta)) if shift else g
-            active = going = asked if self.tolerance is None else asked & (norm(g) > self.tolerance)
-            pushed = tree_map(lambda d, g: self.momentum * d + g, velocity, g)
-            move = tree_map(lambda g, d: g + self.momentum * d, g, pushed) if self.nesterov else pushed
-            moved = tree_map(lambda p, m: p - lr.to(p.dtype) * m, theta, move)
-            theta = _where(active, project(moved) if project else moved, theta)
-            velocity, buffers = _where(active, pushed, velocity), _where(asked, after, buffers)
-            losses.append(torch.where(asked, value, torch.zeros_like(value)))
-            counted.append(asked)
-            made.append(active)
-        mean = torch.stack(losses).sum() / torch.clamp(torch.stack(counted).sum(), min=1)
-        return Solution(_with_buffers(theta, buffers), velocity, mean, torch.stack(made).sum())
+        if isinstance(eta, float):
+            torch._foreach_add_(theta, g, alpha=-eta)
+        else:
+            torch._foreach_sub_(theta, [stack.along(eta, t).to(t.dtype) * t for t in g])
+        torch.clear_autocast_cache()  # it keeps what it has cast of the parameters, and they have changed
 
 
-def _length(tensors: list[Tensor]) -> Tensor:
-    """The norm of all of them together."""
-    return torch.stack(torch._foreach_norm(tensors)).square().sum().sqrt()
+def _gradient(values: Tensor, theta: list[Tensor], mask: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+    """The mean of a minibatch's losses ``(…, B)``, of those that the mask lets count, and its gradient; per client."""
+    if mask is None:
+        share = torch.full_like(values, 1 / max(values.shape[-1], 1))
+        mean = values.mean(-1)
+    else:
+        share = mask.to(values.dtype) / mask.sum(-1, keepdim=True).clamp(min=1)
+        # Left out, not multiplied by 0: padding may hold anything, and 0 · NaN is NaN.
+        mean = (values.masked_fill(~mask, 0.0) * share).sum(-1)
+    # What torch.autograd.grad calls, without what it goes through before: a third of a small model's step, and SymPy,
+    # which it loads to compare two shapes.
+    found = _engine_run_backward(
+        (values,), (share,), False, False, tuple(theta), allow_unreachable=True, accumulate_grad=False
+    )
+    return mean, [torch.zeros_like(t) if g is None else g for t, g in zip(theta, found, strict=True)]
+
+
+def _both(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """Those who are in both, where None stands for everyone."""
+    return other if one is None else one if other is None else one & other
+
+
+def _count(steps: list[Tensor | None]) -> Tensor:
+    """In how many of the steps each client took part, or everyone did."""
+    some = [who for who in steps if who is not None]
+    common = torch.tensor(len(steps) - len(some))
+    return torch.stack(some).sum(0) + common if some else common
 
 
 def trained(model: Tree) -> Tree:

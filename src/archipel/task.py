@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cached_property
 from typing import Any, Literal, Protocol, TypeVar
 
 import torch
@@ -13,7 +14,8 @@ from torch import Tensor, nn
 
 from archipel import keys
 from archipel.data.inputs import Inputs
-from archipel.local import Batch, batched
+from archipel.keys import batched
+from archipel.local import Batch
 from archipel.trees import Tree
 
 T = TypeVar("T")
@@ -100,15 +102,21 @@ class Network:
 
     def __call__(self, params: Tree, buffers: Tree, x: Tensor, train: bool = False) -> tuple[Tensor, Tree]:
         """Outputs, and the buffers as they are afterwards (changed only by training: BatchNorm's statistics)."""
-        named = {name: t.clone() if train else t for name, t in _unnest(buffers).items()}
+        kept = {name: t.clone() if train else t for name, t in _unnest(buffers).items()}
+        named = _unnest(params) | kept
         x = self.inputs.normalise(x) if self.inputs is not None else x
         if x.dim() == 4 and not batched():
-            # Convolutions run a quarter faster in this format on CPUs; vmap has no rule for it.
-            x = x.contiguous(memory_format=torch.channels_last)
+            x = _channels_last(x)
         if self.module.training is not train:
             self.module.train(train)
+        places = [place for place in self._places if place[2] in named]
+        own = [store[key] for store, key, _ in places]
         try:
-            out = torch.func.functional_call(self.module, (_unnest(params), named), (x,))
+            for store, key, name in places:
+                store[key] = named[name]
+            out = self.module(x)
+            # Read back, since a module may put new buffers in place of those it was given.
+            kept |= {name: store[key] for store, key, name in places if name in kept}
         except ValueError as error:
             if "more than 1 value per channel" not in str(error):
                 raise
@@ -117,7 +125,30 @@ class Network:
                 "pass or all it holds. Change the solver's batch (None: all data in every step), leave out clients of "
                 "one example, or take GroupNorm."
             ) from error
-        return out, _nest(named) if train else buffers
+        finally:
+            for (store, key, _), tensor in zip(places, own, strict=True):
+                store[key] = tensor
+        return out, _nest(kept) if train else buffers
+
+    @cached_property
+    def _places(self) -> list[tuple[dict[str, Any], str, str]]:
+        """Where the module keeps its tensors: the dictionary, the key in it, and the name in a tree of parameters.
+
+        ``torch.func.functional_call`` looks for them anew on every call, which takes longer than a small model's work.
+        A tensor that lies in several places, as tied weights do, has one name.
+        """
+        names: dict[int, str] = {}
+        return [
+            (store, key, names.setdefault(id(tensor), f"{path}.{key}" if path else key))
+            for path, part in self.module.named_modules()
+            for store in (part._parameters, part._buffers)
+            for key, tensor in store.items()
+            if tensor is not None
+        ]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy looks for the places in its own module.
+        return {name: value for name, value in self.__dict__.items() if name != "_places"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,6 +180,15 @@ class Copies:
         passes = {c: self.network(params[c], buffers.get(c, {}), x, train) for c in params}
         after = {c: buffers for c, (_, buffers) in passes.items() if buffers}
         return torch.stack([z for z, _ in passes.values()], dim=1), after
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    """Images ``(n, C, H, W)`` in the format in which CPUs' convolutions are fastest; ``vmap`` has no rule for it."""
+    x = x.contiguous(memory_format=torch.channels_last)
+    if x.shape[1] > 1:
+        return x
+    # Grey images lie alike in both formats, and convolutions take them for the slow one unless the strides say more.
+    return x.as_strided(x.shape, (x.shape[2] * x.shape[3], 1, x.shape[3], 1))
 
 
 def _nest(named: dict[str, Tensor]) -> Tree:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -114,13 +115,21 @@ class Inputs:
         Returns:
             (n, *shape) float32; float64 stays float64.
         """
-        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-        mean = torch.tensor(self.mean, dtype=torch.float64) * self.scale
-        gain = 1 / (torch.tensor(self.std, dtype=torch.float64) * self.scale)
-        axes = (-1, 1, 1) if self.kind == "image" else (-1,)
-        mean, gain = (values.to(x.device, dtype).view(axes) for values in (mean, gain))
+        mean, gain = map(torch.from_numpy, self._constants[x.dtype == torch.float64])
+        if not x.is_cpu:
+            mean, gain = mean.to(x.device), gain.to(x.device)
         # Subtracted first: what is left of large values with a small spread keeps its digits.
-        return x.to(dtype).sub(mean).mul_(gain)
+        return x.to(mean.dtype).sub(mean).mul_(gain)
+
+    @cached_property
+    def _constants(self) -> list[tuple[Array, Array]]:
+        """Mean and gain of raw values, in float32 and in float64; kept, since making them takes longer than using them.
+
+        Arrays and no tensors: a tensor that is made inside of a transformation of torch.func belongs to it.
+        """
+        axes = (-1, 1, 1) if self.kind == "image" else (-1,)
+        mean, std = ((np.array(values) * self.scale).reshape(axes) for values in (self.mean, self.std))
+        return [(mean.astype(dtype), (1 / std).astype(dtype)) for dtype in (np.float32, np.float64)]
 
     def prepare(self, x: Values) -> Tensor:
         """Bring a user's raw examples, one or many, to the form in which the federation's are stored.
