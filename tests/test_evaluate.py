@@ -1,28 +1,46 @@
 """Evaluation: votes, averages and routing against brute force over single examples."""
 
+import sys
 from collections import Counter
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import pytest
 import torch
 from torch import nn
 
 from archipel import (
+    IFCA,
+    SCAFFOLD,
     SGD,
+    Adapts,
     Algorithm,
     Ditto,
     DivergenceError,
+    Embeds,
     FedAvg,
+    FedBABU,
+    FedCR,
+    FedDRM,
+    FedEMExperts,
     Federation,
+    FedGMM,
+    FedPer,
+    FedRep,
     FedSPM,
+    Local,
     Network,
     classification,
+    evaluate,
     fit,
+    keys,
     regression,
 )
+from archipel.answers import Asking, Examiner, vote
 from archipel.calibration import calibration_error
+from archipel.clients import Loop
+from archipel.clients.carrier import client_data
 from archipel.data.federation import Client
-from archipel.evaluate import vote
 from archipel.trees import flatten
 
 
@@ -403,3 +421,169 @@ def test_answers_that_overflow_are_told_by_client_and_round(uneven, caplog):
         tested = without_tests(tested, i)
     with pytest.raises(DivergenceError, match=r"not at client-3\."):
         fit(Overflowing(first=3), tested, rounds=1)
+
+
+class Counting(nn.Module):
+    """A small encoder that counts the examples it has seen since it was last reset, all its copies together."""
+
+    seen: ClassVar[int] = 0
+
+    def __init__(self, norm: bool = False) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 5), *([nn.BatchNorm1d(5)] if norm else []), nn.Tanh())
+
+    def forward(self, x):
+        Counting.seen += len(x)
+        return self.layers(x)
+
+
+class Plain(Algorithm):
+    """The same algorithm without the protocols that an evaluation is fast by: every client is asked for everything."""
+
+    def __init__(self, inner):
+        self.inner = inner
+        for name in ("predict", "predict_global", "adapt", "route"):
+            if hasattr(inner, name):
+                setattr(self, name, getattr(inner, name))
+
+    def init_server(self, clients, key):
+        raise NotImplementedError
+
+    def round(self, server, clients, key):
+        raise NotImplementedError
+
+
+STEP, WHOLE = SGD(lr=0.3, steps=3, batch=8), SGD(lr=0.3, steps=3, batch=None)
+SHARING = {
+    "FedPer": lambda task, router: FedPer(task, STEP),
+    "FedRep": lambda task, router: FedRep(task, STEP, STEP),
+    "FedBABU": lambda task, router: FedBABU(task, STEP, STEP),
+    "FedCR": lambda task, router: FedCR(task, STEP),
+    "FedDRM": lambda task, router: FedDRM(task, STEP),
+    "FedSPM": lambda task, router: FedSPM(task, router, 2, STEP, STEP),
+    "FedSPM, own": lambda task, router: FedSPM(task, router, 2, STEP, STEP, encoders="own"),
+    "FedGMM": lambda task, router: FedGMM(task, router, STEP, components=2, gaussians=2),
+    "FedEMExperts": lambda task, router: FedEMExperts(task, STEP, components=2),
+    "IFCA": lambda task, router: IFCA(task, STEP, clusters=2),
+    "SCAFFOLD": lambda task, router: SCAFFOLD(task, STEP),
+    "FedAvg": lambda task, router: FedAvg(task, SGD(lr=0.3, steps=3, batch=8, momentum=0.9, keep_momentum=True)),
+}
+# Encoders over all test examples: one of each (two for g and h, or for two experts or clusters). FedGMM's embedding is
+# a pass more, since it routes by itself; FedBABU's global model is another. Batching doesn't matter: what is shared is
+# no step.
+PASSES = {"FedBABU": 2, "FedSPM": 2, "FedSPM, own": 4, "FedGMM": 4, "FedEMExperts": 2, "IFCA": 2}
+
+
+def evaluated(algorithm, federation):
+    """A run, and its evaluation as it is and by the plain algorithm, each with the examples that encoders saw in it."""
+    found = []
+
+    def look(moment):
+        for view in (algorithm, Plain(algorithm)) if moment.round == 2 else ():
+            Counting.seen = 0
+            found.append((evaluate(view, moment.server, moment.clients, federation, keys.key(5)), Counting.seen))
+
+    return fit(algorithm, federation, rounds=2, engine="loop", callbacks=[look]), *found
+
+
+@pytest.mark.parametrize("name", SHARING)
+def test_what_models_share_is_computed_once_and_the_metrics_stay(uneven, name):
+    task, router = classification(Counting(), uneven), Network(Counting(), uneven.inputs)
+    run, (found, seen), (plain, more) = evaluated(SHARING[name](task, router), uneven)
+    pooled = sum(len(client.test["y"]) for client in uneven.clients)
+    Counting.seen = 0
+    for i, client in enumerate(run.clients if isinstance(run.algorithm, Adapts) else []):
+        run.algorithm.adapt(run.server, client, client_data(uneven, i, training=False), keys.fold(keys.key(5), i))
+    assert seen == PASSES.get(name, 1) * pooled + Counting.seen  # what tuning on training data has seen
+    assert more > seen
+    # float32 answers of passes over other rows: some 1e-7 each, and no example is that near to a tie
+    assert found.metrics == pytest.approx(plain.metrics, abs=1e-6)
+    assert [list(row) for row in found.clients] == [list(row) for row in plain.clients]
+    for one, other in zip(found.clients, plain.clients, strict=True):
+        assert one == pytest.approx(other, abs=1e-6)
+
+
+@pytest.mark.parametrize("policy", ["share", "local"])
+@pytest.mark.parametrize("name", [name for name in SHARING if name not in ("IFCA", "FedDRM")])
+def test_an_encoder_with_statistics_of_each_client_is_not_shared(uneven, name, policy):
+    task, router = classification(Counting(norm=True), uneven), Network(Counting(norm=True), uneven.inputs)
+    algorithm = SHARING[name](task, router)
+    solvers = [field for field in ("local", "head", "tuning", "routing") if hasattr(algorithm, field)]
+    # BatchNorm can't train on one example, which minibatches may leave over.
+    algorithm = replace(algorithm, batch_norm=policy, **dict.fromkeys(solvers, WHOLE))
+    run, (found, seen), (plain, _) = evaluated(algorithm, uneven)
+    assert found.metrics == pytest.approx(plain.metrics, abs=1e-6)
+    x, pooled = uneven.clients[0].test["x"], sum(len(client.test["y"]) for client in uneven.clients)
+    alone = [algorithm.predict(run.server, client, x) for client in run.clients]
+    if isinstance(algorithm, Embeds):
+        made = algorithm.embed(run.server, x)
+        for answers, client in zip(alone, run.clients, strict=True):
+            torch.testing.assert_close(algorithm.predict_embedded(run.server, client, made), answers)
+    shared = seen == PASSES.get(name, 1) * pooled
+    # Tuning moves statistics on, so that FedBABU's clients have their own under any policy.
+    assert shared == (policy == "share" and name != "FedBABU")
+
+
+def test_models_of_a_kept_body_share_nothing(uneven):
+    task = classification(Counting(), uneven)
+    for algorithm in (FedPer(task, STEP, personal=["encoder"]), FedBABU(task, STEP, STEP, tune="all")):
+        run, (found, _), (plain, _) = evaluated(algorithm, uneven)
+        x = uneven.clients[0].test["x"]
+        assert algorithm.embed(run.server, x) is x
+        assert found.metrics == pytest.approx(plain.metrics, abs=1e-6)
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_clients_are_asked_for_uneven_parts_of_the_queries(uneven, engine):
+    # All counts from 0 on, so that batches are padded, and one client gets most.
+    owner = torch.tensor([3] * 700 + [0, 2, 2, 0, 2])[torch.randperm(705, generator=torch.Generator().manual_seed(0))]
+    query = torch.arange(705) % 50
+    queries = torch.randn(50, 3, generator=torch.Generator().manual_seed(1))
+
+    @dataclass(frozen=True)
+    class Naming(Constant):
+        def predict(self, server, client, x):
+            return torch.where(client["favourite"] == 1, torch.inf, x * (client["favourite"] + 1))
+
+    seen = {}
+
+    def ask(moment):
+        asking = Asking(moment.clients, moment.server, queries, 3, keys.key(0))
+        seen["answers"] = asking.of_some(Examiner(moment.algorithm).answer, owner, query)
+        seen["one"] = asking.of_some(Examiner(moment.algorithm).answer, torch.tensor([1, 2]), torch.tensor([4, 4]))
+
+    bare = uneven
+    for i in range(4):
+        bare = without_tests(bare, i)
+    fit(Naming(), bare, rounds=1, engine=engine, callbacks=[ask])
+    assert torch.equal(seen["answers"], queries[query] * (owner % 3 + 1)[:, None])
+    assert seen["one"].isnan().tolist() == [[True] * 3, [False] * 3]  # client 1's aren't finite
+
+
+def test_many_clients_vote_some_at_a_time(uneven, monkeypatch):
+    whole = fit(Constant(), uneven, rounds=1, engine="loop")
+    monkeypatch.setattr("archipel.answers.TOGETHER", 1)
+    assert fit(Constant(), uneven, rounds=1, engine="loop").metrics == whole.metrics
+
+
+def test_where_too_many_answers_were_needed_nobody_votes_and_the_rest_stays(uneven, monkeypatch, caplog):
+    algorithm = Local(classification(nn.Linear(3, 4), uneven), SGD(lr=0.3, steps=2, batch=4))
+    whole = fit(algorithm, uneven, rounds=2)
+    monkeypatch.setattr(sys.modules["archipel.evaluate"], "VOTES", 4)  # the package has a function of that name
+    with caplog.at_level("INFO", "archipel"):
+        run = fit(algorithm, uneven, rounds=2)
+    assert run.metrics == {name: value for name, value in whole.metrics.items() if name != "system_accuracy"}
+    assert "system_accuracy" in whole.metrics
+    assert [m for m in caplog.messages if m.startswith("4 clients don't vote on ")]
+
+
+def test_a_global_model_is_evaluated_without_asking_anybody(uneven):
+    class Deaf(Loop):
+        def run(self, step, message, ids, key, *, training):
+            assert training, step
+            return super().run(step, message, ids, key, training=training)
+
+    for name in ("FedAvg", "SCAFFOLD"):
+        run = fit(SHARING[name](classification(nn.Linear(3, 4), uneven), None), uneven, rounds=1, engine=Deaf)
+        assert run.metrics["system_accuracy"] == run.metrics["global_accuracy"]
+        assert len(run.clients[0]) > 0  # they keep something, but not a model

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from archipel import SGD, Algorithm, FedAvg, Federation, FedSPM, Network, Run, classification, fit, regression
-from archipel.evaluate import vote
+from archipel.answers import vote
 from archipel.run import Facts
 from archipel.trees import flatten
 

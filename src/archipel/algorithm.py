@@ -141,7 +141,8 @@ class Algorithm(ABC):
 
     State is what the next round needs, as a tree; info is diagnostics, and the two never mix. Beside the methods here
     an algorithm has, by choice, those of :class:`Predicts`, :class:`PredictsGlobally`, :class:`Adapts` and
-    :class:`Routes`.
+    :class:`Routes`, and for a fast evaluation those of :class:`Embeds`, :class:`RoutesEmbedded` and
+    :class:`Personalises`.
     """
 
     @abstractmethod
@@ -174,11 +175,35 @@ class Predicts(Protocol):
 
 
 @runtime_checkable
+class Embeds(Protocol):
+    """Predicts in two parts, the first of which is the same whoever answers: predict is their composition.
+
+    An evaluation embeds all queries once, for all clients' models. What clients don't share is no part of ``embed``: an
+    encoder under batch statistics of each client's own isn't shared. Of models without anything in common the embedding
+    is x itself.
+    """
+
+    def embed(self, server: Tree, x: Tensor) -> Tree:
+        """Tensors of shape ``(n, …)``, all that ``predict_embedded`` needs of x: shared features, or shared answers."""
+
+    def predict_embedded(self, server: Tree, client: Tree, embedded: Tree) -> Tensor:
+        """As ``predict``, of the client's own model."""
+
+
+@runtime_checkable
 class PredictsGlobally(Protocol):
     """Has one model for everybody."""
 
     def predict_global(self, server: Tree, x: Tensor) -> Tensor:
         """As ``predict``, by the server's model."""
+
+
+@runtime_checkable
+class Personalises(Protocol):
+    """Says whether it does: of other methods with a global model it is assumed where clients keep or adapt anything."""
+
+    def personalises(self, server: Tree) -> bool:
+        """Whether a client's model may be another than the global one."""
 
 
 @runtime_checkable
@@ -195,3 +220,11 @@ class Routes(Protocol):
 
     def route(self, server: Tree, x: Tensor) -> Tensor:
         """``(n, m)`` log-posterior over clients."""
+
+
+@runtime_checkable
+class RoutesEmbedded(Protocol):
+    """Routes by what it embeds, too: then one pass serves routing and answers."""
+
+    def route_embedded(self, server: Tree, embedded: Tree) -> Tensor:
+        """As ``route``."""

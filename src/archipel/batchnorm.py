@@ -30,6 +30,11 @@ def check(policy: str) -> None:
         raise ValueError(f"batch_norm must be one of {', '.join(map(repr, POLICIES))}; given {policy!r}.")
 
 
+def is_local(policy: BatchNorm, model: Tree) -> bool:
+    """Whether clients normalise by statistics of their own, so that no two share a model."""
+    return policy == "local" and "buffers" in model
+
+
 def broadcast(policy: BatchNorm, model: Tree) -> Tree:
     """What the server sends: under ``"local"`` no statistics, since every client uses those it keeps."""
     return _without_statistics(model) if policy == "local" else model

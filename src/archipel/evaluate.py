@@ -16,20 +16,21 @@ from archipel.algorithm import (
     Algorithm,
     Clients,
     DivergenceError,
-    NoReplyError,
+    Personalises,
     Predicts,
     PredictsGlobally,
-    Replies,
     Routes,
 )
-from archipel.calibration import BINS, calibration_error, gaps
+from archipel.answers import HERE, Asking, Examiner, Poll, embedded, places, route_all
+from archipel.answers import PIECE as PIECE
+from archipel.calibration import calibration_error, gaps
+from archipel.clients.setting import Setting
 from archipel.data.federation import Federation
-from archipel.examples import ClientData, Examples
 from archipel.trees import Tree
 
 log = logging.getLogger("archipel")
-PIECE = 512
-"""Examples a forward pass."""
+VOTES = 10**8
+"""Answers that an evaluation may ask for so that everybody votes on everything: 3,000 clients with 33,000 queries."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class Evaluation:
 
     - ``system_accuracy``: on all clients' test examples pooled, by somebody who doesn't know whose they are. A method
       that routes sends each to one client, whose personal model answers (eqs. 10 and 11 of FedSPM). Otherwise all
-      personal models vote; ties go to the class with the highest summed probability.
+      personal models vote; ties go to the class with the highest summed probability. Where that would take more than
+      10⁸ answers nobody votes, the log says so, and this metric isn't there.
     - ``average_accuracy``: each client's personal model on its own test examples, weighted by n_i/n (training
       examples), after adaptation where the method adapts; then ``average_before_accuracy`` is without it.
     - ``routing_accuracy``: how often the most likely client is the one a pooled test example came from.
@@ -69,77 +71,72 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class Examiner:
-    """The evaluation's client step: an object that holds the algorithm, so that it can travel where steps do."""
-
-    algorithm: Algorithm
-    regression: bool
-
-    def examine(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """Scores the personal model on the client's test examples, and answers the queries in the message."""
-        algorithm, server = self.algorithm, message["server"]
-        reply: Tree = {}
-        personal = client
-        if isinstance(algorithm, Adapts):
-            personal = algorithm.adapt(server, client, data, key)
-            reply["before"] = self._examined(server, client, data.test)["score"]
-        reply["own"] = self._examined(server, personal, data.test)
-        if "x" in message:
-            reply["answers"] = torch.cat([self._answer(server, personal, x) for x in message["x"].split(PIECE)])
-        return client, reply
-
-    def _answer(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
-        if isinstance(self.algorithm, Predicts):
-            return self.algorithm.predict(server, client, x)
-        assert isinstance(self.algorithm, PredictsGlobally)
-        return self.algorithm.predict_global(server, x)
-
-    def _examined(self, server: Tree, client: Tree, test: Examples | None) -> Tree:
-        """The mean score on the client's test examples, and for classes the calibration's gaps."""
-        if test is None:  # replies look alike; who has no tests is left out of the averages
-            return {"score": torch.zeros(())} | ({} if self.regression else {"gaps": torch.zeros(BINS)})
-        answers = torch.cat([self._answer(server, client, batch["x"]) for batch in test.pieces(PIECE)])
-        y = torch.cat([batch["y"] for batch in test.pieces(PIECE)])
-        weights = test.mask / torch.clamp(test.count, min=1)
-        scores = score(answers, y, self.regression)
-        found = {"score": torch.where(test.mask, scores, 0.0).sum() / torch.clamp(test.count, min=1)}
-        if not self.regression:
-            found["gaps"] = gaps(answers.max(-1).values.exp(), scores, weights)
-        return found
-
-
-def score(answers: Tensor, y: Tensor, regression: bool) -> Tensor:
-    """``(n,)``: 1 for a right class and 0 for a wrong one, or the squared error."""
-    if regression:
-        y = y[:, None] if y.dim() == 1 else y
-        return (answers - y).square().mean(-1)
-    return (answers.argmax(-1) == y).to(answers.dtype)
-
-
-def vote(answers: Tensor) -> Tensor:
-    """The majority's classes; ties go to the highest summed probability.
+class Pool:
+    """All clients' test examples, one client's after another's.
 
     Args:
-        answers: ``(m, n, K)`` log-probabilities of m models.
-
-    Returns:
-        ``(n,)`` int64.
-
-    >>> a, b, c = [0.6, 0.4, 0.0], [0.1, 0.9, 0.0], [0.3, 0.3, 0.4]
-    >>> vote(torch.tensor([[a], [b], [c]]).log())
-    tensor([1])
+        x: ``(n, …)``.
+        y: ``(n, …)``.
+        origin: ``(n,)`` int64, whose each is.
+        counts: ``(m,)`` int64, how many each client has.
+        regression: whether targets are numbers.
     """
-    classes = answers.shape[-1]
-    ballots = torch.nn.functional.one_hot(answers.argmax(-1), classes).sum(0).to(torch.float64)
-    # Summed probabilities are at most m, so that divided by m + 1 they can break ties and nothing else.
-    return (ballots + answers.double().exp().sum(0) / (len(answers) + 1)).argmax(-1)
+
+    x: Tensor
+    y: Tensor
+    origin: Tensor
+    counts: Tensor
+    regression: bool
+
+    @classmethod
+    def of(cls, federation: Federation) -> Pool:
+        tests = [client.test for client in federation.clients]
+        counts = torch.tensor([len(test["y"]) for test in tests])
+        origin = torch.arange(len(tests)).repeat_interleave(counts)
+        x, y = (torch.cat([test[column] for test in tests]) for column in ("x", "y"))
+        return cls(x, y, origin, counts, federation.classes is None)
+
+    def scores(self, answers: Tensor, rows: Tensor | slice = slice(None)) -> Tensor:
+        """``(n,)`` float64: 1 for a right class and 0 for a wrong one, or the squared error."""
+        y = self.y[rows]
+        if self.regression:
+            return (answers - (y[:, None] if y.dim() == 1 else y)).square().mean(-1).double()
+        return (answers.argmax(-1) == y).double()
+
+    def unsound(self, answers: Tensor, rows: Tensor | slice = slice(None)) -> Tensor:
+        """``(n,)`` bool: where an answer, or its squared error, isn't finite."""
+        return ~(answers.isfinite().all(-1) & self.scores(answers, rows).isfinite())
+
+    def owners(self, rows: Tensor) -> Tensor:
+        """``(m,)`` bool: the clients that some of the rows, ``(n,)`` bool, are of."""
+        return torch.zeros(len(self.counts), dtype=torch.bool).index_fill(0, self.origin[rows], True)
+
+    def means(self, values: Tensor) -> Tensor:
+        """``(m,)``: each client's mean of its examples' values, ``(n,)``; NaN for one without."""
+        return torch.zeros(len(self.counts), dtype=torch.float64).index_add(0, self.origin, values) / self.counts
 
 
 @torch.no_grad()
-def evaluate(algorithm: Algorithm, server: Tree, clients: Clients, federation: Federation, key: Tensor) -> Evaluation:
+def evaluate(
+    algorithm: Algorithm,
+    server: Tree,
+    clients: Clients,
+    federation: Federation,
+    key: Tensor,
+    setting: Setting = HERE,
+) -> Evaluation:
     """Evaluates all enrolled clients; neither state nor random numbers of training are touched.
 
-    A client whose answers aren't finite is left out of the metrics, and named in the log.
+    All test examples are pooled, and what models share of them is computed once (:class:`archipel.Embeds`); a client's
+    own are among them. A client whose answers aren't finite is left out of the metrics, and named in the log.
+
+    Args:
+        algorithm: what was trained.
+        server: the server's state.
+        clients: a handle on them.
+        federation: whose test examples are asked.
+        key: of whatever is drawn, in a method that adapts.
+        setting: where what the server computes is computed.
 
     Returns:
         The evaluation; its metrics are empty where the algorithm doesn't predict or the federation holds no tests.
@@ -147,92 +144,119 @@ def evaluate(algorithm: Algorithm, server: Tree, clients: Clients, federation: F
     Raises:
         DivergenceError: no client's answers are finite, or not those of one that queries are routed to.
     """
-    everyone = clients.everyone
-    names = [client.name for client in federation.clients]
-    tests = [client.test for client in federation.clients]
-    counts = [len(test["y"]) for test in tests]
+    everyone, pool = clients.everyone, Pool.of(federation)
+    names, sizes = [client.name for client in federation.clients], everyone.sizes.tolist()
     table = [
-        {"client": name, "train": int(n), "test": count}
-        for name, n, count in zip(names, everyone.sizes.tolist(), counts, strict=True)
+        {"client": name, "train": n, "test": count}
+        for name, n, count in zip(names, sizes, pool.counts.tolist(), strict=True)
     ]
-    if sum(counts) == 0 or not isinstance(algorithm, Predicts | PredictsGlobally):
+    if not len(pool.y) or not isinstance(algorithm, Predicts | PredictsGlobally):
         return Evaluation({}, table)
-    regression = federation.classes is None
-    unit = "rmse" if regression else "accuracy"
-    examiner = Examiner(algorithm, regression)
+    unit = "rmse" if pool.regression else "accuracy"
+    there = setting.there(server)
+    asking = Asking(everyone, server, embedded(algorithm, there, pool.x, setting), federation.outputs, key)
+    examiner = Examiner(algorithm)
+    tested = pool.counts > 0
+    lost = torch.zeros_like(tested)
     metrics: dict[str, float] = {}
 
-    def put(name: str, scores: Tensor | float) -> None:
-        mean = float(torch.as_tensor(scores, dtype=torch.float64).mean())
-        metrics[f"{name}_{unit}"] = mean**0.5 if regression else mean
+    def put(name: str, mean: Tensor) -> None:
+        metrics[f"{name}_{unit}"] = float(mean) ** 0.5 if pool.regression else float(mean)
 
-    pooled_x, pooled_y = (torch.cat([test[column] for test in tests]) for column in ("x", "y"))
-    origin = torch.repeat_interleave(torch.arange(len(tests)), torch.tensor(counts))
-    own: dict[str, dict[int, Tensor]] = {"score": {}, "gaps": {}, "before": {}}
-
-    def note(ids: Tensor, value: Tree) -> None:
-        replies = value["own"] | ({"before": value["before"]} if "before" in value else {})
-        for part, values in replies.items():
-            own[part].update((i, v) for i, v in zip(ids.tolist(), values.double(), strict=True) if counts[i])
-
-    def average(part: str) -> Tensor:
-        weights = everyone.sizes[list(own[part])].double()
-        mean: Tensor = torch.tensordot(weights / weights.sum(), torch.stack(list(own[part].values())), 1)
-        return mean
+    def diverged(who: Tensor) -> DivergenceError:
+        return DivergenceError(_overflown(who, everyone.round, names))
 
     if isinstance(algorithm, PredictsGlobally):
-        answers = torch.cat([algorithm.predict_global(server, x) for x in pooled_x.split(PIECE)])
-        put("global", score(answers, pooled_y, regression))
+        own = torch.cat([setting.call(algorithm.predict_global, there, x) for x in pool.x.split(PIECE)])
+        put("global", pool.scores(own).mean())
     if isinstance(algorithm, Routes):
-        found = [algorithm.route(server, x).max(-1) for x in pooled_x.split(PIECE)]
-        routed = torch.cat([most.indices for most in found])
-        certainty = torch.cat([most.values for most in found]).exp()
-        answers, answered = _routed_answers(examiner, server, everyone, names, pooled_x, routed, key)
-        for ids, value in answered:
-            note(ids, value)
-        put("system", score(answers, pooled_y, regression))
-        metrics["routing_accuracy"] = float((routed == origin).double().mean())
-        metrics["routing_ece"] = calibration_error(certainty, routed == origin)
-        for i, entry in enumerate(table):
-            entry["routed"] = float((routed[origin == i] == i).double().mean()) if counts[i] else None
-    elif isinstance(algorithm, PredictsGlobally) and not (everyone.stateful or isinstance(algorithm, Adapts)):
-        # Clients that keep nothing and adapt nothing have no model of their own: all votes are the global model's.
-        replies = _asked(examiner, {"server": server}, everyone, names, key)
-        note(replies.ids, replies.value)
-        metrics[f"system_{unit}"] = metrics[f"global_{unit}"]
-    else:
-        replies = _asked(examiner, {"server": server, "x": pooled_x}, everyone, names, key)
-        note(replies.ids, replies.value)
-        if regression:
-            put("system", score(replies.value["answers"].mean(0), pooled_y, regression))
+        to, certainty = route_all(algorithm, there, pool.x, asking.queries, setting)
+        own, system = _own_and_routed(asking, examiner, pool, to)
+        if bool((mute := pool.unsound(system)).any()):
+            raise diverged(to[mute].unique())
+        put("system", pool.scores(system).mean())
+        at_home = to == pool.origin
+        metrics["routing_accuracy"] = float(at_home.double().mean())
+        metrics["routing_ece"] = calibration_error(certainty, at_home)
+        for entry, share in zip(table, pool.means(at_home.double()).tolist(), strict=True):
+            entry["routed"] = share if entry["test"] else None
+    elif _personal(algorithm, server, everyone):
+        if len(pool.y) * len(names) > VOTES:
+            log.info(
+                "%d clients don't vote on %d test examples, which would be %.1g answers: there is no system_%s.",
+                len(names),
+                len(pool.y),
+                len(names) * len(pool.y),
+                unit,
+            )
+            own = asking.of_some(examiner.answer, pool.origin, torch.arange(len(pool.y)))
         else:
-            put("system", (vote(replies.value["answers"]) == pooled_y).double())
-    if not own["score"]:
-        tested = torch.tensor([i for i, count in enumerate(counts) if count])
-        raise DivergenceError(_overflown(tested, everyone.round, names))
-    put("average", average("score"))
-    if own["before"]:
-        put("average_before", average("before"))
-    ordered = sorted((float(value) for value in own["score"].values()), reverse=regression)  # the worst first
+            own, poll, heard = _own_and_polled(asking, examiner, pool)
+            if not bool(heard.any()):
+                raise diverged(everyone.ids)
+            lost |= ~heard
+            put("system", pool.scores(poll.mean if pool.regression else poll.ranks).mean())
+    else:
+        metrics[f"system_{unit}"] = metrics[f"global_{unit}"]  # all votes are the global model's
+    lost |= pool.owners(pool.unsound(own))
+    if isinstance(algorithm, Adapts):
+        before = asking.of_some(examiner.answer_before, pool.origin, torch.arange(len(pool.y)))
+        lost |= pool.owners(pool.unsound(before))
+    kept = tested & ~lost
+    if not bool(kept.any()):
+        raise diverged(tested.nonzero()[:, 0])
+    if bool(lost.any()):
+        log.warning("%s They are left out of the metrics.", _overflown(lost.nonzero()[:, 0], everyone.round, names))
+    weights = torch.where(kept, everyone.sizes.double(), 0.0)
+    weights = weights / weights.sum()
+    scores = pool.means(pool.scores(own))
+    put("average", weights[kept] @ scores[kept])
+    if isinstance(algorithm, Adapts):
+        put("average_before", weights[kept] @ pool.means(pool.scores(before))[kept])
+    ordered = scores[kept].sort(descending=pool.regression).values  # the worst first
     put("worst", ordered[0])
-    if not regression:
-        put("worst_decile", torch.tensor(ordered[: math.ceil(len(ordered) / 10)]))
-        metrics["ece"] = float(average("gaps").abs().sum())
-    for i, value in own["score"].items():
-        table[i][unit] = float(value) ** 0.5 if regression else float(value)
+    if not pool.regression:
+        put("worst_decile", ordered[: math.ceil(len(ordered) / 10)].mean())
+        rows = kept[pool.origin]
+        confidence = own[rows].max(-1).values.exp().double()
+        metrics["ece"] = float(
+            gaps(confidence, pool.scores(own)[rows], (weights / pool.counts)[pool.origin[rows]]).abs().sum()
+        )
+    for i, score in zip(kept.nonzero()[:, 0].tolist(), scores[kept].tolist(), strict=True):
+        table[i][unit] = score**0.5 if pool.regression else score
     return Evaluation(metrics, table)
 
 
-def _asked(examiner: Examiner, message: Tree, clients: Clients, names: Sequence[str], key: Tensor) -> Replies:
-    """The replies of those whose answers are finite; the others are named."""
-    try:
-        replies = clients.evaluate(examiner.examine, message, key)
-    except NoReplyError:
-        raise DivergenceError(_overflown(clients.ids, clients.round, names)) from None
-    lost = clients.ids[~torch.isin(clients.ids, replies.ids)]
-    if len(lost):
-        log.warning("%s They are left out of the metrics.", _overflown(lost, clients.round, names))
-    return replies
+def _personal(algorithm: Algorithm, server: Tree, clients: Clients) -> bool:
+    """Whether clients have models of their own; where they don't, everyone's is the global one."""
+    if not isinstance(algorithm, PredictsGlobally) or isinstance(algorithm, Adapts):
+        return True
+    if isinstance(algorithm, Personalises):
+        return algorithm.personalises(server)
+    return isinstance(algorithm, Predicts) and clients.stateful
+
+
+def _own_and_routed(asking: Asking, examiner: Examiner, pool: Pool, to: Tensor) -> tuple[Tensor, Tensor]:
+    """``(n, K)`` answers of each query's own client, and of the one it was sent to; NaN where they aren't finite."""
+    away = (to != pool.origin).nonzero()[:, 0]
+    client, query = torch.cat([pool.origin, to[away]]), torch.cat([torch.arange(len(to)), away])
+    own, others = asking.of_some(examiner.answer, client, query).tensor_split([len(to)])
+    return own, own.index_put((away,), others)
+
+
+def _own_and_polled(asking: Asking, examiner: Examiner, pool: Pool) -> tuple[Tensor, Poll, Tensor]:
+    """``(n, K)`` answers of each query's own client, NaN where they aren't finite; all votes; ``(m,)`` who voted."""
+    own = torch.full((len(pool.y), asking.outputs), torch.nan)
+    poll, heard = Poll(len(pool.y), asking.outputs, pool.regression), torch.zeros(len(pool.counts), dtype=torch.bool)
+    for ids, answers in asking.of_all(examiner.answer):
+        place = places(ids, len(heard))[pool.origin]
+        rows = (place >= 0).nonzero()[:, 0]
+        own = own.to(answers.dtype)
+        own[rows] = answers[place[rows], rows]
+        sound = ~pool.owners(rows[pool.unsound(own[rows], rows)])[ids]
+        poll.add(answers if bool(sound.all()) else answers[sound])
+        heard[ids] = sound
+    return own, poll, heard
 
 
 def _overflown(ids: Tensor, round: int, names: Sequence[str]) -> str:
@@ -241,28 +265,3 @@ def _overflown(ids: Tensor, round: int, names: Sequence[str]) -> str:
         f"After round {round + 1} models are finite, but answers to test examples, or squares of their errors, are "
         f"not at {who}. A lower learning rate or gradient clipping (SGD's clip) usually helps."
     )
-
-
-def _routed_answers(
-    examiner: Examiner,
-    server: Tree,
-    everyone: Clients,
-    names: Sequence[str],
-    x: Tensor,
-    routed: Tensor,
-    key: Tensor,
-) -> tuple[Tensor, list[tuple[Tensor, Tree]]]:
-    """Every query's answer from the client it was sent to, and each client's own scores."""
-    answers: Tensor | None = None
-    others = []
-    for client in range(everyone.population):
-        mine = (routed == client).nonzero()[:, 0]
-        message = {"server": server} | ({"x": x[mine]} if len(mine) else {})
-        replies = _asked(examiner, message, everyone.only(torch.tensor([client])), names, key)
-        if len(mine):
-            found = replies.value["answers"][0]
-            answers = found.new_zeros(len(x), found.shape[-1]) if answers is None else answers
-            answers[mine] = found
-        others.append((replies.ids, replies.value))
-    assert answers is not None
-    return answers, others

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from archipel.algorithm import Algorithm, Predicts, PredictsGlobally, Routes
+from archipel.answers import PIECE, Poll, answered, embedded, route_all
 from archipel.checkpoint import Checkpoint
 from archipel.checks import kind_of
+from archipel.clients.states import States
 from archipel.data.arrays import Values
 from archipel.data.federation import Federation
 from archipel.data.inputs import Inputs
-from archipel.evaluate import PIECE, vote
-from archipel.trees import Tree
+from archipel.trees import Tree, row
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,8 @@ class Run:
     Args:
         algorithm: what was run.
         server: the server's state after the last round.
-        clients: every client's state.
+        clients: every client's state, as a sequence that is read when it is asked for: from memory, or from disk where
+            they are there.
         facts: the federation's classes, names, sizes and preprocessing.
         history: a record a round: loss, traffic, seconds, dropped clients, and metrics where it was evaluated.
         table: the last evaluation's row for each client.
@@ -161,16 +163,17 @@ class Run:
                 "family, as in run.algorithm.family.posterior(run.server['theta'], {'x': x})."
             )
         queries = self.facts.inputs.prepare(x)
-        m, n = len(self.facts.names), len(queries)
+        n = len(queries)
         if client is not None:
             index = self._index(client)
             return self._prediction(self._ask(index, queries), [self.facts.names[index]] * n)
         if isinstance(self.algorithm, Routes):
-            routed = self.route(x).clients
+            made = embedded(self.algorithm, self.server, queries)
+            routed, _ = route_all(self.algorithm, self.server, queries, made)
             answers: Tensor | None = None
             for index in routed.unique().tolist() or [0]:  # no queries: anybody gives no answers
                 mine = routed == index
-                found = self._ask(index, queries[mine])
+                found = answered(self.algorithm, self.server, self.clients[index], row(made, mine))
                 answers = found.new_zeros(n, found.shape[-1]) if answers is None else answers
                 answers[mine] = found
             assert answers is not None
@@ -179,11 +182,16 @@ class Run:
             algorithm = self.algorithm
             pieces = [algorithm.predict_global(self.server, piece) for piece in queries.split(PIECE)]
             return self._prediction(torch.cat(pieces), ["global model"] * n)
-        votes = torch.stack([self._ask(index, queries) for index in range(m)])
+        made = embedded(self.algorithm, self.server, queries)
+        poll = Poll(n, self.facts.outputs, self.facts.classes is None)
+        for state in self.clients:
+            found = answered(self.algorithm, self.server, state, made)
+            poll.add(found[None])
+        mean = poll.mean.to(found.dtype)
         if self.facts.classes is None:
-            return Prediction(votes.mean(0), None, ["vote"] * n)
-        winners = [self.facts.classes[k] for k in vote(votes).tolist()]
-        return Prediction(votes.exp().mean(0), winners, ["vote"] * n)
+            return Prediction(mean, None, ["vote"] * n)
+        winners = [self.facts.classes[k] for k in poll.ranks.argmax(-1).tolist()]
+        return Prediction(mean, winners, ["vote"] * n)
 
     def _index(self, client: str | int) -> int:
         names = self.facts.names
@@ -214,7 +222,15 @@ class Run:
         facts = {"serving": self.facts.to_json(), "history": self.history, "table": self.table}
         facts["identity"] = identity or {}
         Path(folder).mkdir(parents=True, exist_ok=True)
-        Checkpoint(len(self.history), self.server, self.clients, facts).save(Path(folder))
+        Checkpoint(len(self.history), self.server, self._states(), facts).save(Path(folder))
+
+    def _states(self) -> States:
+        """The clients' states as a table, whatever they were given as."""
+        if isinstance(self.clients, States):
+            return self.clients
+        states = States(self.facts.sizes)
+        states.load(self.clients)
+        return states
 
     @classmethod
     def read(cls, folder: str | Path, algorithm: Algorithm) -> Run:

@@ -19,7 +19,17 @@ from archipel.compress.sending import ERRORS, Sending, same
 from archipel.examples import ClientData
 from archipel.trees import Tree, flatten, map_named, unflatten
 
-OFFERED = ("task", "predict", "predict_global", "adapt", "route")
+OFFERED = (
+    "task",
+    "predict",
+    "predict_global",
+    "personalises",
+    "adapt",
+    "route",
+    "embed",
+    "predict_embedded",
+    "route_embedded",
+)
 
 
 @dataclass(frozen=True, eq=False)

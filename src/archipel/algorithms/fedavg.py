@@ -74,3 +74,6 @@ class FedAvg(Algorithm):
 
     def predict_global(self, server: Tree, x: Tensor) -> Tensor:
         return self.task.predict(server["model"], x)
+
+    def personalises(self, server: Tree) -> bool:
+        return batchnorm.is_local(self.batch_norm, server["model"])

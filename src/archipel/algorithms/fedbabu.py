@@ -9,7 +9,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from archipel import averaging, batchnorm, checks
+from archipel import averaging, batchnorm, checks, embedding
 from archipel.algorithm import Algorithm, Clients, Info, Weights
 from archipel.algorithms.fedavgft import TUNING, check_tuning
 from archipel.algorithms.fedper import parted, with_head
@@ -112,11 +112,23 @@ class FedBABU(Algorithm):
         return client | {"tuned": model | end.params}
 
     def predict(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
-        return self.task.predict(client["tuned"] if "tuned" in client else self._before(server, client), x)
+        return self.predict_embedded(server, client, self.embed(server, x))
+
+    def embed(self, server: Tree, x: Tensor) -> Tensor:
+        return embedding.embed(self.task, server["model"], x, self._shares(server))
+
+    def predict_embedded(self, server: Tree, client: Tree, embedded: Tensor) -> Tensor:
+        model = client["tuned"] if "tuned" in client else self._before(server, client)
+        return embedding.answer(self.task, model, embedded, self._shares(server))
 
     def predict_global(self, server: Tree, x: Tensor) -> Tensor:
         """By the shared body and the common head, which nobody has tuned."""
         return self.task.predict(server["model"] | server["head"], x)
+
+    def _shares(self, server: Tree) -> bool:
+        """Whether the body is the same at all clients after tuning: statistics move on, whatever is tuned."""
+        moving = self.tune == "all" or "buffers" in server["model"]
+        return not moving and embedding.is_shared(self.task, server["model"])
 
     def _before(self, server: Tree, client: Tree) -> Tree:
         """The client's model before tuning."""

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own name for it)
 from torch import Tensor
 
-from archipel import averaging, batchnorm, checks, keys
+from archipel import averaging, batchnorm, checks, embedding, keys
 from archipel.algorithm import Algorithm, Clients, Info, Weights
 from archipel.algorithms.fedper import split, with_head
 from archipel.batchnorm import BatchNorm
@@ -185,7 +185,18 @@ class FedCR(Algorithm):
 
     def predict(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
         """By the mean feature."""
-        return self.task.predict(batchnorm.receive(self.batch_norm, server["model"], client) | client["head"], x)
+        return self.predict_embedded(server, client, self.embed(server, x))
+
+    def embed(self, server: Tree, x: Tensor) -> Tensor:
+        return embedding.embed(self.task, server["model"], x, self._shares(server))
+
+    def predict_embedded(self, server: Tree, client: Tree, embedded: Tensor) -> Tensor:
+        model = batchnorm.receive(self.batch_norm, server["model"], client) | client["head"]
+        return embedding.answer(self.task, model, embedded, self._shares(server))
+
+    def _shares(self, server: Tree) -> bool:
+        """Whether the encoder is the same at all clients, statistics included."""
+        return embedding.is_shared(self.task, server["model"], self.batch_norm)
 
 
 def posterior(server: Tree) -> Tree:

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from archipel import averaging, batchnorm, checks, keys
+from archipel import averaging, batchnorm, checks, embedding, keys
 from archipel.algorithm import Algorithm, Clients, Info, Weights
 from archipel.algorithms.fedper import split, with_head
 from archipel.examples import ClientData
@@ -132,20 +132,31 @@ class FedDRM(Algorithm):
     # Prediction and routing
 
     def predict(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
-        return self.task.predict(server["model"] | client["head"], x)
+        return self.predict_embedded(server, client, self.embed(server, x))
 
     def route(self, server: Tree, x: Tensor) -> Tensor:
         """The clients' log-posterior: prior times density."""
-        ratios = self.log_ratios(server, x)
+        return self.route_embedded(server, self.embed(server, x))
+
+    def log_ratios(self, server: Tree, x: Tensor) -> Tensor:
+        """γ_i + ξ_iᵀ g(x), ``(n, m)``: log densities up to what all clients have in common at x."""
+        return self._log_ratios(server, self.embed(server, x))
+
+    def embed(self, server: Tree, x: Tensor) -> Tensor:
+        """g(x)."""
+        return embedding.embed(self.task, server["model"], x, shared=True)
+
+    def predict_embedded(self, server: Tree, client: Tree, embedded: Tensor) -> Tensor:
+        return embedding.answer(self.task, client["head"], embedded, shared=True)
+
+    def route_embedded(self, server: Tree, embedded: Tensor) -> Tensor:
+        ratios = self._log_ratios(server, embedded)
         if self.prior == "sizes":
             ratios = ratios + _log_shares(server)
         return torch.log_softmax(ratios, dim=-1)
 
-    def log_ratios(self, server: Tree, x: Tensor) -> Tensor:
-        """γ_i + ξ_iᵀ g(x), ``(n, m)``: log densities up to what all clients have in common at x."""
-        model = server["model"]
-        z, _ = self.task.encoder(model["encoder"], model.get("buffers", {}), x)
-        return linear(model["clients"], z) - _log_shares(server)
+    def _log_ratios(self, server: Tree, z: Tensor) -> Tensor:
+        return linear(server["model"]["clients"], z) - _log_shares(server)
 
 
 def _log_shares(server: Tree) -> Tensor:

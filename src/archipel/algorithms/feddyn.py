@@ -97,3 +97,6 @@ class FedDyn(Algorithm):
 
     def predict_global(self, server: Tree, x: Tensor) -> Tensor:
         return self.task.predict(server["model"], x)
+
+    def personalises(self, server: Tree) -> bool:
+        return batchnorm.is_local(self.batch_norm, server["model"])

@@ -109,8 +109,20 @@ class FedEMExperts(Algorithm):
 
     def predict(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
         """The client's mixture: log Σ_c π_ic p(y|x; θ_c)."""
-        outputs, _ = self.experts.outputs(batchnorm.receive(self.batch_norm, server["model"], client), x)
-        return self.task.criterion.mix(client["pi"].log().expand(len(x), -1), outputs)
+        return self.predict_embedded(server, client, self.embed(server, x))
+
+    def embed(self, server: Tree, x: Tensor) -> Tensor:
+        """All experts' outputs, ``(n, C, K)``; x, where clients normalise by statistics of their own."""
+        if batchnorm.is_local(self.batch_norm, server["model"]):
+            return x
+        return self.experts.outputs(server["model"], x)[0]
+
+    def predict_embedded(self, server: Tree, client: Tree, embedded: Tensor) -> Tensor:
+        outputs = embedded
+        if batchnorm.is_local(self.batch_norm, server["model"]):
+            model = batchnorm.receive(self.batch_norm, server["model"], client)
+            outputs, _ = self.experts.outputs(model, embedded)
+        return self.task.criterion.mix(client["pi"].log().expand(len(outputs), -1), outputs)
 
 
 def responsibilities(pi: Tensor, log_likelihoods: Tensor) -> Tensor:

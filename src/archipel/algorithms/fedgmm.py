@@ -225,9 +225,22 @@ class FedGMM(Algorithm):
 
     def predict(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
         """log Σ_b P_i(b|x) p(y|x; θ_b), P_i(b|x) ∝ Σ_a π_i(a, b) N(e(x); μ_a, Σ_a)."""
-        outputs, _ = self.experts.outputs(batchnorm.receive(self.batch_norm, server["model"], client), x)
-        log_densities = log_normal(self._embed(server["embedding"], x), server["gaussians"])
-        log_weights = torch.logsumexp(client["pi"].log() + log_densities[:, :, None], dim=1)
+        return self.predict_embedded(server, client, self.embed(server, x))
+
+    def embed(self, server: Tree, x: Tensor) -> Tree:
+        """log N(e(x); μ_a, Σ_a) and all experts' outputs; x, where clients normalise by statistics of their own."""
+        found = {"densities": log_normal(self._embed(server["embedding"], x), server["gaussians"])}
+        if batchnorm.is_local(self.batch_norm, server["model"]):
+            return found | {"x": x}
+        return found | {"outputs": self.experts.outputs(server["model"], x)[0]}
+
+    def predict_embedded(self, server: Tree, client: Tree, embedded: Tree) -> Tensor:
+        if batchnorm.is_local(self.batch_norm, server["model"]):
+            model = batchnorm.receive(self.batch_norm, server["model"], client)
+            outputs, _ = self.experts.outputs(model, embedded["x"])
+        else:
+            outputs = embedded["outputs"]
+        log_weights = torch.logsumexp(client["pi"].log() + embedded["densities"][:, :, None], dim=1)
         return self.task.criterion.mix(torch.log_softmax(log_weights, dim=1).to(outputs.dtype), outputs)
 
     def route(self, server: Tree, x: Tensor) -> Tensor:

@@ -81,3 +81,6 @@ class FedProx(Algorithm):
 
     def predict_global(self, server: Tree, x: Tensor) -> Tensor:
         return self.task.predict(server["model"], x)
+
+    def personalises(self, server: Tree) -> bool:
+        return batchnorm.is_local(self.batch_norm, server["model"])

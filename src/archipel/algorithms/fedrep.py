@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from archipel import averaging, batchnorm, checks, keys
+from archipel import averaging, batchnorm, checks, embedding, keys
 from archipel.algorithm import Algorithm, Clients, Info, Weights
 from archipel.algorithms.fedper import parted, with_head
 from archipel.batchnorm import BatchNorm
@@ -116,7 +116,18 @@ class FedRep(Algorithm):
         return client, batchnorm.recompute(self.task.loss, self.task, model, data.train)
 
     def predict(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
-        return self.task.predict(batchnorm.receive(self.batch_norm, server["model"], client) | client["head"], x)
+        return self.predict_embedded(server, client, self.embed(server, x))
+
+    def embed(self, server: Tree, x: Tensor) -> Tensor:
+        return embedding.embed(self.task, server["model"], x, self._shares(server))
+
+    def predict_embedded(self, server: Tree, client: Tree, embedded: Tensor) -> Tensor:
+        model = batchnorm.receive(self.batch_norm, server["model"], client) | client["head"]
+        return embedding.answer(self.task, model, embedded, self._shares(server))
+
+    def _shares(self, server: Tree) -> bool:
+        """Whether the body is the same at all clients, statistics included."""
+        return embedding.is_shared(self.task, server["model"], self.batch_norm)
 
     def _remember(self, client: Tree, body: Tree, head: Tree) -> Tree:
         """The client's state with the velocities of those solvers that keep theirs."""

@@ -216,23 +216,41 @@ class FedSPM(Algorithm):
 
     def predict(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
         """Eq. (11): the client's mixture over components."""
-        part = batchnorm.receive(self.batch_norm, server["predictive"], client["predictive"])
-        outputs, _ = self._outputs(part | {"heads": client["predictive"]["heads"]}, x, train=False)
-        tilts = batchnorm.receive(self.batch_norm, server["ratio"], client["ratio"])
-        log_weights = client["pi"].log() + self._own_log_ratios(tilts, client["index"], x)
-        return self.task.criterion.mix(torch.log_softmax(log_weights, dim=-1), outputs)
+        return self.predict_embedded(server, client, self.embed(server, x))
 
     def route(self, server: Tree, x: Tensor) -> Tensor:
         """Eq. (10) as a log-posterior over clients."""
-        ratios, _ = self.log_ratios(server["ratio"], x)
+        return self.route_embedded(server, {"h": self._features(self._h, server["ratio"], x)})
+
+    def embed(self, server: Tree, x: Tensor) -> Tree:
+        """h(x) and g(x); instead of g(x) x itself, where clients normalise by statistics of their own."""
+        h = self._features(self._h, server["ratio"], x)
+        return {"h": h} | ({"x": x} if self._local(server) else {"z": self._features(self._g, server["predictive"], x)})
+
+    def predict_embedded(self, server: Tree, client: Tree, embedded: Tree) -> Tensor:
+        z, h = embedded.get("z"), embedded["h"]
+        if self._local(server):
+            parts = {p: batchnorm.receive(self.batch_norm, server[p], client[p]) for p in ("predictive", "ratio")}
+            z = self._features(self._g, parts["predictive"], embedded["x"])
+            h = self._features(self._h, parts["ratio"], embedded["x"])
+        log_weights = client["pi"].log() + self._own_log_ratios(server["ratio"], client["index"], h)
+        outputs = self._answers(client["predictive"]["heads"], z)
+        return self.task.criterion.mix(torch.log_softmax(log_weights, dim=-1), outputs)
+
+    def route_embedded(self, server: Tree, embedded: Tree) -> Tensor:
+        ratios = self._tilted(server["ratio"], embedded["h"])
         return torch.log_softmax(torch.logsumexp(_log(server["tau"]) + ratios, dim=-1), dim=-1)
+
+    def _local(self, server: Tree) -> bool:
+        """Whether clients normalise by statistics of their own in either encoder."""
+        return any(batchnorm.is_local(self.batch_norm, server[part]) for part in ("predictive", "ratio"))
 
     # The model
 
     def log_ratios(self, ratio: Tree, x: Tensor, train: bool = False) -> tuple[Tensor, Tree]:
         """log dP_ic/dG(x) = γ_ic + ξ_icᵀ h_νc(x) (eq. 3) for all i and c, ``(n, m, C)``, and buffers."""
         h, buffers = self._h(ratio["encoder"], ratio.get("buffers", {}), x, train)
-        return ratio["gamma"] + torch.einsum("ncd,mcd->nmc", h, ratio["xi"]), buffers
+        return self._tilted(ratio, h), buffers
 
     def ratio_loss(self, ratio: Tree, batch: Batch, tau: Tensor, index: Tensor) -> tuple[Tensor, Tree]:
         """One example's term of −Q̃₂ at client ``index``, given its responsibilities ``batch["w"]``, ``(n, C)``."""
@@ -249,17 +267,31 @@ class FedSPM(Algorithm):
     def _outputs(self, params: Tree, x: Tensor, train: bool) -> tuple[Tensor, Tree]:
         """``(n, C, K)``."""
         z, buffers = self._g(params["encoder"], params.get("buffers", {}), x, train)
-        heads = params["heads"]
-        return torch.einsum("ncd,ckd->nck", z, heads["weight"]) + heads["bias"], buffers
+        return self._answers(params["heads"], z), buffers
+
+    def _features(self, encoder: Copies, part: Tree, x: Tensor) -> Tensor:
+        """``(n, C, features)`` as it predicts; of an encoder that the components share ``(n, 1, features)``."""
+        z, _ = encoder(part["encoder"], part.get("buffers", {}), x)
+        return z[:, :1] if encoder.shared else z
+
+    def _answers(self, heads: Tree, z: Tensor) -> Tensor:
+        """``(n, C, K)``."""
+        bias: Tensor = heads["bias"]
+        return torch.einsum("ncd,ckd->nck", z.expand(-1, self.components, -1), heads["weight"]) + bias
+
+    def _tilted(self, ratio: Tree, h: Tensor) -> Tensor:
+        """``(n, m, C)``."""
+        gamma: Tensor = ratio["gamma"]
+        return gamma + torch.einsum("ncd,mcd->nmc", h.expand(-1, self.components, -1), ratio["xi"])
 
     def _losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """``(n, C)``: −log P_ic(y|x)."""
         return torch.stack([self.task.criterion.loss(outputs[:, c], y) for c in range(self.components)], dim=1)
 
-    def _own_log_ratios(self, ratio: Tree, index: Tensor, x: Tensor) -> Tensor:
+    def _own_log_ratios(self, ratio: Tree, index: Tensor, h: Tensor) -> Tensor:
         """``(n, C)``: client ``index``'s own."""
         own = {name: ratio[name].index_select(0, index[None]) for name in ("gamma", "xi")}
-        return self.log_ratios(ratio | own, x)[0][:, 0]
+        return self._tilted(own, h)[:, 0]
 
     def _responsibilities(self, client: Tree, message: Tree, examples: Examples) -> Tensor:
         """Eq. (7), ``(N, C)``; zero for padding."""
@@ -270,7 +302,8 @@ class FedSPM(Algorithm):
         for batch in examples.pieces(PIECE):
             outputs, _ = self._outputs(part, batch["x"], train=False)
             log_joint = client["pi"].log() - self._losses(outputs, batch["y"])
-            log_joint = log_joint + self._own_log_ratios(tilts, client["index"], batch["x"])
+            h = self._features(self._h, tilts, batch["x"])
+            log_joint = log_joint + self._own_log_ratios(tilts, client["index"], h)
             found.append(torch.softmax(log_joint, dim=-1))
         return torch.cat(found) * examples.mask[:, None]
 

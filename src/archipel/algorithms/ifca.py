@@ -144,6 +144,13 @@ class IFCA(Algorithm):
         models = stack(list(server["models"].values()))
         return self.task.predict(tree_map(lambda t: t.index_select(0, client["cluster"][None])[0], models), x)
 
+    def embed(self, server: Tree, x: Tensor) -> Tensor:
+        """All clusters' answers, ``(n, C, K)``."""
+        return torch.stack([self.task.predict(model, x) for model in server["models"].values()], dim=1)
+
+    def predict_embedded(self, server: Tree, client: Tree, embedded: Tensor) -> Tensor:
+        return embedded.index_select(1, client["cluster"][None])[:, 0]
+
 
 def risk(task: Task, model: Tree, examples: Examples) -> Tensor:
     """The mean loss over all examples, shape ``()``.

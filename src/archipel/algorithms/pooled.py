@@ -77,3 +77,6 @@ class Pooled(Algorithm):
 
     def predict_global(self, server: Tree, x: Tensor) -> Tensor:
         return self.task.predict(server["model"], x)
+
+    def personalises(self, server: Tree) -> bool:
+        return False

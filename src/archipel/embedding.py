@@ -1,0 +1,42 @@
+"""A shared encoder is run once for all heads on it: prediction in two parts (:class:`archipel.Embeds`)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from archipel.batchnorm import BatchNorm, is_local
+from archipel.task import Supervised, Task, linear
+from archipel.trees import Tree
+
+
+def is_shared(task: Task, model: Tree, policy: BatchNorm = "share") -> bool:
+    """Whether all clients' models have one encoder, and normalise by the same statistics.
+
+    Args:
+        task: of known parts or not.
+        model: what the server holds of it.
+        policy: what becomes of BatchNorm's statistics.
+
+    >>> import torch
+    >>> from archipel.task import CrossEntropy, Network
+    >>> task = Supervised(Network(torch.nn.Identity()), 2, 2, CrossEntropy())
+    >>> is_shared(task, {"encoder": {}}), is_shared(task, {"head": {}})  # the encoders stay with their clients
+    (True, False)
+    """
+    return isinstance(task, Supervised) and "encoder" in model and not is_local(policy, model)
+
+
+def embed(task: Task, model: Tree, x: Tensor, shared: bool) -> Tensor:
+    """The features of a shared encoder; where it isn't, x."""
+    if not shared:
+        return x
+    assert isinstance(task, Supervised)
+    return task.encoder(model["encoder"], model.get("buffers", {}), x)[0]
+
+
+def answer(task: Task, model: Tree, embedded: Tensor, shared: bool) -> Tensor:
+    """What a client's complete model says of them, as :meth:`archipel.task.Task.predict` does of x."""
+    if not shared:
+        return task.predict(model, embedded)
+    assert isinstance(task, Supervised)
+    return task.criterion.report(linear(model["head"], embedded))
