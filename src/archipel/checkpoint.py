@@ -1,20 +1,21 @@
-"""Checkpoints of a run: the server's state and every client's, as safetensors, replaced in one step."""
+"""Checkpoints of a run: the server's state, and the table of the clients', as safetensors, replaced in one step."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 
+from archipel.clients.states import States
+from archipel.clients.states_file import read_states, write_states
 from archipel.clients.wire_format import decode, encode
 from archipel.trees import Tree
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -24,25 +25,24 @@ class Checkpoint:
     Args:
         round: rounds done.
         server: the server's state.
-        clients: every client's state.
+        clients: every client's state; of a checkpoint that was loaded, read from its file when it is asked for.
         facts: what else must be known to go on or to serve, in JSON's types.
     """
 
     round: int
     server: Tree
-    clients: Sequence[Tree]
+    clients: States
     facts: dict[str, Any]
 
     def save(self, folder: Path) -> None:
         """Writes ``folder/checkpoint``; an interruption at any moment leaves the old one or the new one whole."""
         new, current, old = (folder / name for name in ("checkpoint.new", "checkpoint", "checkpoint.old"))
         shutil.rmtree(new, ignore_errors=True)
-        (new / "clients").mkdir(parents=True)
+        new.mkdir(parents=True)
         (new / "server.safetensors").write_bytes(encode(self.server))
-        for number, state in enumerate(self.clients):
-            (new / "clients" / f"{number:06d}.safetensors").write_bytes(encode(state))
-        about = {"format": FORMAT, "round": self.round, "clients": len(self.clients), "facts": self.facts}
-        (new / "checkpoint.json").write_text(json.dumps(about, indent=1))
+        write_states(self.clients, new / "clients.safetensors")
+        about = {"format": FORMAT, "round": self.round, "facts": self.facts}
+        (new / "checkpoint.json").write_text(json.dumps(about))
         if current.exists():  # if not, an earlier save was interrupted, and the old one is all there is
             shutil.rmtree(old, ignore_errors=True)
             current.rename(old)
@@ -65,11 +65,9 @@ class Checkpoint:
         try:
             about = json.loads((place / "checkpoint.json").read_text())
             if about["format"] == FORMAT:
-                numbers = range(about["clients"])
-                clients = [decode((place / "clients" / f"{i:06d}.safetensors").read_bytes()) for i in numbers]
                 server = decode((place / "server.safetensors").read_bytes())
-                return cls(about["round"], server, clients, about["facts"])
-        except (ValueError, KeyError, TypeError, FileNotFoundError, SafetensorError) as error:
+                return cls(about["round"], server, read_states(place / "clients.safetensors"), about["facts"])
+        except (ValueError, KeyError, TypeError, AttributeError, FileNotFoundError, SafetensorError) as error:
             raise ValueError(
                 f"The checkpoint {place} is damaged: {error}. Put its files back from a copy, or remove the folder to "
                 "start anew."

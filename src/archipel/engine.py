@@ -23,6 +23,9 @@ from archipel.checks import kind_of, solver
 from archipel.clients import Handle, Ledger
 from archipel.clients.carrier import Carrier, log
 from archipel.clients.choice import Engine, choose
+from archipel.clients.room import Where, store_in
+from archipel.clients.setting import Precision, Setting
+from archipel.clients.states import States
 from archipel.data.federation import Federation
 from archipel.evaluate import evaluate
 from archipel.groups import Groups, numbered
@@ -67,6 +70,9 @@ def fit(
     seed: int = 0,
     engine: Engine = "auto",
     workers: int | None = None,
+    device: torch.device | str = "cpu",
+    precision: Precision = "float32",
+    states: Where = "auto",
     evaluate_every: int | None = None,
     callbacks: Sequence[Callback] = (),
     folder: str | Path | None = None,
@@ -79,7 +85,7 @@ def fit(
     """Trains a federation.
 
     The same seed gives the same bits for any number of workers, any evaluation interval, and across a stop and a
-    resumption; the batched engine agrees with the loop up to rounding.
+    resumption; engines that batch agree with the loop up to rounding.
 
     Args:
         algorithm: what to run.
@@ -87,8 +93,15 @@ def fit(
         rounds: T, how many rounds; schedules run over them.
         cohort: who takes part in each round; default: everybody.
         seed: of everything random in the run.
-        engine: ``"auto"``, ``"loop"``, ``"batched"``, ``"wire"``, or a function that makes a carrier.
-        workers: threads of the loop; default: one a core where it pays.
+        engine: who carries steps out. ``"auto"``: chosen by the model and the size of a step's operations, and told in
+            the log; ``"loop"``: one client after another; ``"threads"``: as many at once as there are workers;
+            ``"batched"``: many as one computation; ``"processes"``: one or many at once in each of several processes;
+            ``"wire"``: everything as bytes, for tests; or a function that makes a carrier.
+        workers: threads or processes; default: one a core where it pays.
+        device: where steps compute: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, …. The server stays on the CPU.
+        precision: of matrix products and convolutions in steps: ``"float32"`` or ``"bfloat16"``.
+        states: where the clients' states are kept: ``"memory"``; ``"disk"``, in a file that is gone when the run is; or
+            ``"auto"``: on disk, and told in the log, where they would take more than half of the available memory.
         evaluate_every: rounds between evaluations; default: only the last model. The last is always evaluated.
         callbacks: called after each round.
         folder: where checkpoints and ``metrics.jsonl`` go; default: nothing is written.
@@ -116,9 +129,10 @@ def fit(
     edges = () if groups is None else numbered(groups, [client.name for client in federation.clients])
     root = keys.key(seed)
     sizes, cohort = federation.sizes, cohort or Full()
-    carrier, why = choose(engine, algorithm, federation, workers)
-    log.info("engine: %s; %s", carrier.describe()["engine"], why)
     place = Path(folder) if folder is not None else None
+    table, setting = States(sizes, store_in(states, place)), Setting(device, precision)
+    carrier, why = choose(engine, algorithm, federation, workers, table, setting)
+    log.info("engine: %s; %s", carrier.describe()["engine"], why)
     identity = {
         "rounds": rounds,
         "seed": seed,
@@ -166,6 +180,7 @@ def fit(
                         handle(round, everyone, Ledger()),
                         federation,
                         keys.fold(root, "eval", round),
+                        setting,
                     )
                     record["metrics"], run.table = found.metrics, found.clients
                 run.history.append(record)
@@ -182,7 +197,7 @@ def fit(
                 if stopping and round + 1 < last:
                     where = f"; the checkpoint is in {place}, run it again to go on" if place else ""
                     raise KeyboardInterrupt(f"Stopped after round {round + 1} of {rounds}{where}.")
-        run.clients = [carrier.state(i) for i in range(len(sizes))]
+        run.clients = carrier.states
         return run
     finally:
         carrier.close()
@@ -243,7 +258,7 @@ def _names(dropped: dict[int, str], names: Sequence[str]) -> str:
 
 
 def _save(run: Run, carrier: Carrier, place: Path, identity: dict[str, Any]) -> None:
-    run.clients = [carrier.state(i) for i in range(len(run.facts.names))]
+    run.clients = carrier.states
     run.save(place, identity | {"engine": carrier.describe()})
 
 
@@ -258,7 +273,7 @@ def _resume(run: Run, carrier: Carrier, place: Path, identity: dict[str, Any]) -
             f"{place} holds a run with another {' and '.join(different)}. Choose another folder, or start anew there "
             "with resume=False."
         )
-    carrier.restore(checkpoint.clients)
+    carrier.states.load(checkpoint.clients)
     run.server = checkpoint.server
     run.history, run.table = checkpoint.facts["history"], checkpoint.facts["table"]
     return checkpoint.round

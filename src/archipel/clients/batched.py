@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,14 +14,17 @@ from torch.utils import _pytree as pytree
 
 from archipel import keys
 from archipel.algorithm import Algorithm, Step
-from archipel.clients.carrier import Outcome, client_data, log
-from archipel.clients.loop import Loop
+from archipel.clients.carrier import Outcome, log, usable
+from archipel.clients.loop import Done, Loop
+from archipel.clients.operations import LARGE, Operations
+from archipel.clients.setting import Setting
+from archipel.clients.states import States, consecutive
+from archipel.clients.threads import Threads
 from archipel.data.federation import Federation
 from archipel.examples import ClientData, Examples
 from archipel.trees import (
     Compressed,
     PerClient,
-    PerExample,
     Tree,
     decoded,
     decoded_rows,
@@ -28,9 +32,13 @@ from archipel.trees import (
     leaves,
     nbytes,
     row,
-    stack,
     tree_map,
 )
+
+CACHE = 16 * 2**20
+"""Bytes of a processor's cache that a chunk's stacked parameters, gradients and states may take by default."""
+FEWEST, MOST = 8, 256
+"""Bounds of a chunk: below, calling operations costs more than the cache gives; above, nothing is gained any more."""
 
 
 class Batched:
@@ -43,176 +51,193 @@ class Batched:
     Args:
         algorithm: whose steps are run.
         federation: whose clients.
-        chunk: clients a batch. Stacked parameters and gradients should fit the processor's cache.
+        chunk: clients a batch; default: as many as have room in the processor's cache, told from the size of the
+            message and of a client's state, so that it doesn't depend on the machine.
+        states: where the clients' states are kept; default: in memory.
+        setting: where steps compute.
+        workers: threads that take chunks of steps whose batched operations are large.
     """
 
-    def __init__(self, algorithm: Algorithm, federation: Federation, chunk: int = 16) -> None:
-        self.algorithm, self.federation, self.chunk = algorithm, federation, chunk
-        self._loop = Loop(algorithm, federation)
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        federation: Federation,
+        chunk: int | None = None,
+        states: States | None = None,
+        setting: Setting | None = None,
+        workers: int = 1,
+    ) -> None:
+        self.algorithm, self.federation, self.chunk, self.workers = algorithm, federation, chunk, workers
+        self.states = states or States(federation.sizes)
+        self.setting = setting or Setting()
+        self.loop = Loop(algorithm, federation, states=self.states, setting=self.setting)
         self._fallen_back = False
         self._probed: set[tuple[str, bool]] = set()
-        self._tables: dict[str, tuple[dict[str, Tensor], Tensor] | None] = {}
-        self._states: Tree = {}
-        counts = [len(client.train["x"]) for client in federation.clients]
-        self._counts, self._longest = counts, max(counts)
+        self._chunks: dict[str, int] = {}
+        self._largest: dict[str, int] = {}
+        self._threads = Threads(algorithm, workers)
+        self._tables: dict[str, _Rows | None] = {}
+        self._counts = federation.sizes.tolist()
 
     def describe(self) -> dict[str, Any]:
-        return self._loop.describe() if self._fallen_back else {"engine": "batched", "chunk": self.chunk}
+        if self._fallen_back:
+            return self.loop.describe()
+        chunk = {"chunk": self.chunk or dict(self._chunks)}
+        return {"engine": "batched"} | chunk | self.setting.describe() | self.states.describe()
 
     def close(self) -> None:
-        self._loop.close()
-
-    def state(self, client: int) -> Tree:
-        if self._fallen_back:
-            return self._loop.state(client)
-        return _map_state(
-            lambda t: t[client].clone(), lambda v: v[client, : self._counts[client]].clone(), self._states
-        )
-
-    def restore(self, states: Sequence[Tree]) -> None:
-        self._loop.restore(states)
-        if not self._fallen_back:
-            self._states = stack([_map_state(lambda t: t, self._pad, state) for state in states])
-
-    def _pad(self, values: Tensor) -> Tensor:
-        padding = torch.zeros(self._longest - len(values), *values.shape[1:], dtype=values.dtype)
-        return torch.cat([values, padding])
+        self._threads.close()
+        self.loop.close()
 
     def run(self, step: Step, message: Tree, ids: Sequence[int], key: Tensor, *, training: bool) -> Iterator[Outcome]:
+        if not self.ready(step, message, key, training):
+            yield from self.loop.run(step, message, ids, key, training=training)
+            return
+        chunks, message = self.split(step, message, ids), self.setting.there(decoded(message))
+
+        def one(step: Step, chunk: Tensor) -> Done:
+            return self.one(step, message, chunk, key, training)
+
+        # Small operations would only wait for one another's turn at the interpreter.
+        large = self._largest[step.__qualname__] * self._chunk(step, message) >= LARGE
+        threaded = large and self.workers > 1 and len(chunks) > 1
+        for done in self._threads.map(one, step, chunks) if threaded else (one(step, chunk) for chunk in chunks):
+            yield self.keep(done, training)
+
+    def ready(self, step: Step, message: Tree, key: Tensor, training: bool) -> bool:
+        """Whether the step can be batched; the first time this is tried."""
         if not self._fallen_back and (step.__qualname__, training) not in self._probed:
             self._probe(step, message, self._extremes(), key, training)
-        if self._fallen_back:
-            yield from self._loop.run(step, message, ids, key, training=training)
-            return
-        for start in range(0, len(ids), self.chunk):
-            chunk = list(ids[start : start + self.chunk])
-            states, replies = self._batch(step, message, chunk, key, training)
-            usable = _usable((states, decoded_rows(replies)), len(chunk))
-            if training:
-                self._commit(torch.tensor(chunk), states, usable)
-            yield Outcome(chunk, replies, usable, nbytes(replies) // len(chunk))
+        return not self._fallen_back
 
-    def _batch(self, step: Step, message: Tree, ids: list[int], key: Tensor, training: bool) -> tuple[Tree, Tree]:
-        index, message = torch.tensor(ids), decoded(message)
+    def split(self, step: Step, message: Tree, ids: Sequence[int]) -> Sequence[Tensor]:
+        """The clients in chunks."""
+        chunks: Sequence[Tensor] = torch.tensor(list(ids), dtype=torch.int64).split(self._chunk(step, message))
+        return chunks if ids else ()
+
+    def one(self, step: Step, message: Tree, ids: Tensor, key: Tensor, training: bool) -> Done:
+        """One chunk's step and what became of it; nothing is kept yet."""
+        states, replies = self.compute(step, message, ids, key, training)
+        packed, replies = nbytes(replies) // len(ids), decoded_rows(replies)
+        return states, Outcome(ids.tolist(), replies, usable((states, replies), len(ids)), packed)
+
+    def gather(self) -> None:
+        """Puts all clients' data end to end, for processes that are forked off to have them so."""
+        if not self._fallen_back:
+            for part in ("train", "validation", "test"):
+                self._table(part)
+
+    def keep(self, done: Done, training: bool) -> Outcome:
+        """Keeps the new states of usable outcomes."""
+        states, outcome = done
+        if training:
+            self._commit(torch.tensor(outcome.ids), self.setting.back(states), outcome.usable)
+        return outcome
+
+    def _chunk(self, step: Step, message: Tree) -> int:
+        """How many clients at once: a client's part is what it starts from, and as much again to come back."""
+        if self.chunk is None:
+            part = sum(nbytes(leaf) for leaf in leaves(message) if isinstance(leaf, Tensor)) + self.states.bytes
+            self._chunks[step.__qualname__] = max(FEWEST, min(MOST, CACHE // max(1, 2 * part)))
+        return self.chunk or self._chunks[step.__qualname__]
+
+    def compute(self, step: Step, message: Tree, ids: Tensor, key: Tensor, training: bool) -> tuple[Tree, Tree]:
+        """The step's own result for a chunk: new states, and replies as they were packed, stacked."""
         dims = tree_map(lambda leaf: 0 if isinstance(leaf, PerClient) else None, message)
-        sent = tree_map(lambda leaf: leaf.row(index) if isinstance(leaf, PerClient) else leaf, message)
-        # States are copied out, always: a reply, or another entry of the new state, may be an entry of the old one.
-        data, states = self._data(index, training), row(self._states, index)
-        with torch.no_grad():
+        sent = tree_map(lambda leaf: leaf.row(ids) if isinstance(leaf, PerClient) else leaf, message)
+        # States are copies, always: a reply, or another entry of the new state, may be an entry of the old one.
+        states, own = self.setting.there(self.states.read(ids)), self.setting.there(keys.fold(key, ids))
+        sent, data = self.setting.there(sent), self._data(ids, training)
+        with self.setting.inside():
             batched = torch.func.vmap(step, in_dims=(0, dims, 0, 0), randomness="error")
-            result: tuple[Tree, Tree] = batched(states, sent, data, keys.fold(key, index))
+            result: tuple[Tree, Tree] = batched(states, sent, data, own)
             return result
 
-    def _extremes(self) -> list[int]:
+    def _commit(self, ids: Tensor, states: Tree, kept: Tensor) -> None:
+        if leaves(states):
+            everyone = bool(kept.all())
+            self.states.write(ids if everyone else ids[kept], states if everyone else row(states, kept))
+
+    def _extremes(self) -> Tensor:
         """The smallest client and the largest, among all: padding harms the smallest most, whoever is in the cohort."""
         by_size = sorted(range(len(self._counts)), key=self._counts.__getitem__)
-        return sorted({by_size[0], by_size[-1]})
+        return torch.tensor(sorted({by_size[0], by_size[-1]}))
 
-    def _probe(self, step: Step, message: Tree, ids: list[int], key: Tensor, training: bool) -> None:
+    def _probe(self, step: Step, message: Tree, ids: Tensor, key: Tensor, training: bool) -> None:
         self._probed.add((step.__qualname__, training))
+        message = self.setting.there(decoded(message))
         # The loop goes first: an error it raises too is the step's own, and goes up as it is.
-        looped = [
-            (outcome.replies, client)
-            for client in ids
-            for outcome in self._loop_probe(step, message, client, key, training)
-        ]
+        with Operations() as counted:
+            looped = [self.loop.compute(step, message, client, key, training)[1] for client in ids.tolist()]
+        self._largest[step.__qualname__] = counted.largest
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("error", message=".*performance drop.*")
-                _, replies = self._batch(step, message, ids, key, training)
+                _, replies = self.compute(step, message, ids, key, training)
         except Exception as error:
             reason = str(error).strip().splitlines()[0][:160] if str(error) else type(error).__name__
             self._fall_back(step, reason)
             return
-        for position, (reply, _) in enumerate(looped):
-            gap = _largest_gap(row(replies, torch.tensor([position])), reply)
+        for position, reply in enumerate(looped):
+            gap = _largest_gap(row(replies, torch.tensor([position])), tree_map(lambda t: t[None], reply))
             if not gap <= 1e-3:
                 self._fall_back(step, f"its batched reply differs from the looped one by {gap:.1g} of its size")
                 return
 
-    def _loop_probe(self, step: Step, message: Tree, client: int, key: Tensor, training: bool) -> list[Outcome]:
-        self._loop.restore([self.state(i) if i == client else {} for i in range(len(self._counts))])
-        return list(self._loop.run(step, message, [client], key, training=training))
-
     def _fall_back(self, step: Step, reason: str) -> None:
         log.warning("%s can't be batched over clients, so clients run one by one: %s", step.__qualname__, reason)
-        self._loop.restore([self.state(client) for client in range(len(self._counts))])
-        self._states, self._tables, self._fallen_back = {}, {}, True
+        self._tables, self._fallen_back = {}, True
 
-    def _commit(self, index: Tensor, states: Tree, usable: Tensor) -> None:
-        if not leaves(states):
-            return
-        if not leaves(self._states):
-            self._states = tree_map(lambda t: t.new_zeros(len(self._counts), *t.shape[1:]), states)
-        if pytree.tree_structure(states) != pytree.tree_structure(self._states):
-            raise ValueError(
-                "A step changed the shape of a client's state. A state keeps its keys from enrolment on: give every "
-                "entry a first value in init_client."
-            )
-        kept = _place(index[usable])
-        rows = states if bool(usable.all()) else row(states, usable)
+    def _data(self, ids: Tensor, training: bool) -> ClientData:
+        tables = {name: self._table(name) for name in (("train",) if training else ("train", "validation", "test"))}
+        return ClientData(**{name: table.rows(ids) for name, table in tables.items() if table is not None})
 
-        def write(table: Tensor, new: Tensor) -> Tensor:
-            table[kept] = new
-            return table
-
-        tree_map(write, self._states, rows)
-
-    def _data(self, index: Tensor, training: bool) -> ClientData:
-        parts = {}
-        for name in ("train",) if training else ("train", "validation", "test"):
-            table = self._table(name)
-            if table is not None:
-                columns, counts = table
-                place, fewest = _place(index), int(counts.min())
-                parts[name] = Examples({k: column[place] for k, column in columns.items()}, counts[place], fewest)
-        return ClientData(**parts)
-
-    def _table(self, part: str) -> tuple[dict[str, Tensor], Tensor] | None:
-        """Every client's columns of one part, padded to the longest; ``None`` where nobody has any."""
+    def _table(self, part: str) -> _Rows | None:
+        """Every client's columns of one part; ``None`` where nobody has any."""
         if part not in self._tables:
-            data = [client_data(self.federation, i, training=False) for i in range(len(self._counts))]
-            present = [e for d in data if (e := getattr(d, part)) is not None]
-            if not present:
-                self._tables[part] = None
-                return None
-            nothing = Examples.of({name: column[:0] for name, column in present[0].columns.items()})
-            examples = [getattr(d, part) or nothing for d in data]
-            longest = max(e.length for e in examples)
-            columns = {name: torch.stack([_padded(e[name], longest) for e in examples]) for name in nothing.columns}
-            self._tables[part] = columns, torch.stack([e.count for e in examples])
+            columns = [getattr(client, part) for client in self.federation.clients]
+            present = any(c is not None and len(c["x"]) for c in columns)
+            self._tables[part] = _Rows.of(columns, self.setting) if present else None
         return self._tables[part]
 
 
-def _place(index: Tensor) -> Tensor | slice:
-    """The index; of consecutive rows a slice, which is read and written without a copy."""
-    if len(index) and int(index[-1] - index[0]) == len(index) - 1 and bool((index.diff() == 1).all()):
-        return slice(int(index[0]), int(index[-1]) + 1)
-    return index
+@dataclass(frozen=True)
+class _Rows:
+    """One part of every client's data, end to end.
 
+    Args:
+        columns: ``(n, …)`` each, n the examples of all clients.
+        counts: ``(m,)`` how many each client has.
+        starts: ``(m,)`` where they begin.
+        longest: N, to which clients are padded.
+    """
 
-def _usable(stacked: Tree, count: int) -> Tensor:
-    """``(count,)``, true where no entry of a row is NaN or infinite."""
-    found = [leaf.reshape(count, -1) for leaf in leaves(stacked) if leaf.is_floating_point()]
-    # One entry that isn't finite makes a sum that isn't; only where a sum may have overflowed all are looked at.
-    if all(bool(torch.isfinite(leaf.sum())) for leaf in found):
-        return torch.ones(count, dtype=torch.bool)
-    return torch.stack([torch.isfinite(leaf).all(dim=1) for leaf in found]).all(dim=0)
+    columns: dict[str, Tensor]
+    counts: Tensor
+    starts: Tensor
+    longest: int
 
+    @classmethod
+    def of(cls, clients: Sequence[dict[str, Tensor] | None], setting: Setting) -> _Rows:
+        first = next(columns for columns in clients if columns)
+        nothing = {name: column[:0] for name, column in first.items()}
+        parts = [columns or nothing for columns in clients]
+        counts = torch.tensor([len(columns["x"]) for columns in parts])
+        joined = {name: setting.there(torch.cat([columns[name] for columns in parts])) for name in nothing}
+        return cls(joined, counts, counts.cumsum(0) - counts, int(counts.max()))
 
-def _padded(column: Tensor, length: int) -> Tensor:
-    # Padding repeats a real row where there is one, so that it is harmless to whatever a model computes of it.
-    row = column[:1] if len(column) else column.new_zeros(1, *column.shape[1:])
-    return torch.cat([column, row.expand(length - len(column), *column.shape[1:])])
-
-
-def _map_state(plain: Any, per_example: Any, state: Tree) -> Tree:
-    """Maps a client state with one function for plain leaves and another inside ``PerExample``."""
-    return pytree.tree_map(
-        lambda leaf: PerExample(per_example(leaf.values)) if isinstance(leaf, PerExample) else plain(leaf),
-        state,
-        is_leaf=lambda node: isinstance(node, PerExample),
-    )
+    def rows(self, ids: Tensor) -> Examples:
+        """These clients' examples, padded: ``(k, N, …)``. Padding repeats a real row, harmless to what a model does."""
+        which, counts = consecutive(ids), self.counts[ids]
+        if bool((self.counts == self.longest).all()):
+            columns = {name: c.unflatten(0, (-1, self.longest))[which] for name, c in self.columns.items()}
+        else:
+            # A client without any example of this part is padded with whatever row comes next.
+            within = torch.minimum(torch.arange(self.longest), (counts[:, None] - 1).clamp(min=0))
+            place = (self.starts[ids][:, None] + within).clamp(max=int(self.counts.sum()) - 1)
+            columns = {name: c[place.to(c.device)] for name, c in self.columns.items()}
+        device = next(iter(columns.values())).device
+        return Examples(columns, counts.to(device), int(counts.min()))
 
 
 def _largest_gap(one: Tree, other: Tree) -> float:

@@ -1,18 +1,21 @@
-"""Carriers: who carries a step out. Each runs pure steps at clients and keeps the clients' states."""
+"""Carriers: who carries a step out. Each runs pure steps at clients, and keeps the clients' states in a table."""
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from archipel.algorithm import Step
+from archipel.clients.states import States
 from archipel.data.federation import Federation
 from archipel.examples import ClientData, Examples
-from archipel.trees import Tree
+from archipel.trees import Tree, leaves
 
 log = logging.getLogger("archipel")
 
@@ -23,9 +26,9 @@ class Outcome:
 
     Args:
         ids: whose they are.
-        replies: stacked along a first dimension.
+        replies: stacked along a first dimension, as they arrive: what was compressed is unpacked.
         usable: ``(k,)`` bool; false where the reply or the new state held NaN or infinities.
-        reply_bytes: bytes of one client's reply.
+        reply_bytes: bytes of one client's reply on its way.
     """
 
     ids: Sequence[int]
@@ -37,17 +40,15 @@ class Outcome:
 class Carrier(Protocol):
     """Runs steps and keeps client states. An instance serves one run, inside a ``with`` statement."""
 
+    @property
+    def states(self) -> States:
+        """Every client's state as it stands."""
+
     def describe(self) -> dict[str, Any]:
         """What was chosen, for the resolved configuration."""
 
     def run(self, step: Step, message: Tree, ids: Sequence[int], key: Tensor, *, training: bool) -> Iterator[Outcome]:
         """Runs the step at each client in order; new states are kept for usable outcomes, and in training only."""
-
-    def state(self, client: int) -> Tree:
-        """A client's state as it stands, unpadded."""
-
-    def restore(self, states: Sequence[Tree]) -> None:
-        """Replaces every client's state."""
 
     def close(self) -> None:
         """Ends workers."""
@@ -61,3 +62,12 @@ def client_data(federation: Federation, client: int, *, training: bool) -> Clien
         return ClientData(train)
     validation = Examples.of(parts.validation) if parts.validation else None
     return ClientData(train, validation, Examples.of(parts.test) if len(parts.test["x"]) else None)
+
+
+def usable(stacked: Tree, count: int) -> Tensor:
+    """``(count,)``, true where no entry of a row is NaN or infinite."""
+    found = [leaf for leaf in leaves(stacked) if leaf.is_floating_point()]
+    # One entry that isn't finite makes a sum that isn't; only where a sum may have overflowed all are looked at.
+    if math.isfinite(sum(float(leaf.sum()) for leaf in found)):
+        return torch.ones(count, dtype=torch.bool)
+    return torch.stack([torch.isfinite(leaf).reshape(count, -1).all(dim=1) for leaf in found]).all(dim=0).cpu()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from archipel.algorithm import NoReplyError, Replies, Step, Weights
 from archipel.clients.carrier import Carrier, Outcome
-from archipel.trees import PerClient, Sum, Tree, decoded_rows, leaves, nbytes, row, tree_map
+from archipel.trees import PerClient, Sum, Tree, leaves, nbytes, row, tree_map
 
 
 @dataclass
@@ -79,7 +79,7 @@ class Handle:
 
     @property
     def stateful(self) -> bool:
-        return bool(leaves(self.carrier.state(0)))
+        return not self.carrier.states.empty
 
     @property
     def everyone(self) -> Handle:
@@ -106,17 +106,17 @@ class Handle:
             pass
 
     def sum(self, step: Step, message: Tree, key: Tensor, weights: Weights = "examples") -> Tree:
-        return self._summed(step, message, key, weights).total()
+        return _home(self._summed(step, message, key, weights).total())
 
     def mean(self, step: Step, message: Tree, key: Tensor, weights: Weights = "examples") -> Tree:
-        return self._summed(step, message, key, weights).mean()
+        return _home(self._summed(step, message, key, weights).mean())
 
     def mean_and_share(
         self, step: Step, message: Tree, key: Tensor, weights: Weights = "examples"
     ) -> tuple[Tree, float]:
         total = self._summed(step, message, key, weights)
         everybody = self._weights(self.everyone.ids, weights)
-        return total.mean(), total.weight / float(everybody.sum())
+        return _home(total.mean()), total.weight / float(everybody.sum())
 
     def _summed(self, step: Step, message: Tree, key: Tensor, weights: Weights) -> Sum:
         total = Sum()
@@ -124,7 +124,7 @@ class Handle:
             kept = outcome.usable
             if bool(kept.any()):
                 ids = torch.as_tensor(outcome.ids)[kept]
-                total.add(decoded_rows(_those(outcome.replies, kept)), self._weights(ids, weights))
+                total.add(_those(outcome.replies, kept), self._weights(ids, weights))
         if total.weight == 0:
             raise NoReplyError(self._nobody())
         return total
@@ -135,11 +135,12 @@ class Handle:
             kept = outcome.usable
             if bool(kept.any()):
                 ids.append(torch.as_tensor(outcome.ids)[kept])
-                values.append(decoded_rows(_those(outcome.replies, kept)))
+                values.append(_those(outcome.replies, kept))
         if not ids:
             raise NoReplyError(self._nobody())
         who = torch.cat(ids)
-        return Replies(who, self._weights(who, "examples"), tree_map(lambda *v: torch.cat(v), values[0], *values[1:]))
+        stacked = _home(tree_map(lambda *v: torch.cat(v), values[0], *values[1:]))
+        return Replies(who, self._weights(who, "examples"), stacked)
 
     def _weights(self, ids: Tensor, weights: Weights) -> Tensor:
         if weights not in ("examples", "uniform"):
@@ -170,3 +171,8 @@ class Handle:
 
 def _those(replies: Tree, kept: Tensor) -> Tree:
     return replies if bool(kept.all()) else row(replies, kept)
+
+
+def _home(tree: Tree) -> Tree:
+    """The tree in the machine's memory, where the server works, wherever steps have computed."""
+    return tree_map(Tensor.cpu, tree)

@@ -20,6 +20,7 @@ from torch import Tensor
 from archipel import keys
 from archipel.algorithm import Algorithm, Step
 from archipel.clients.carrier import Outcome, client_data
+from archipel.clients.states import States
 from archipel.clients.wire_format import decode, encode
 from archipel.data.federation import Federation
 from archipel.examples import ClientData, Examples
@@ -52,12 +53,13 @@ class Wire:
     Args:
         algorithm: whose steps are run; it must be picklable.
         federation: whose clients.
+        states: where the clients' states are kept; default: in memory.
 
     Raises:
         ValueError: an algorithm that can't be pickled.
     """
 
-    def __init__(self, algorithm: Algorithm, federation: Federation) -> None:
+    def __init__(self, algorithm: Algorithm, federation: Federation, states: States | None = None) -> None:
         self.algorithm = algorithm
         try:
             pickled = pickle.dumps(algorithm)
@@ -78,16 +80,10 @@ class Wire:
             parts = {name: getattr(data, name) for name in ("train", "validation", "test")}
             self._send(encode({name: part.columns for name, part in parts.items() if part is not None}))
         self._send(b"")
-        self._states = [encode({}) for _ in federation.clients]
+        self.states = states or States(federation.sizes)
 
     def describe(self) -> dict[str, Any]:
-        return {"engine": "wire"}
-
-    def state(self, client: int) -> Tree:
-        return decode(self._states[client])
-
-    def restore(self, states: Sequence[Tree]) -> None:
-        self._states = [encode(state) for state in states]
+        return {"engine": "wire"} | self.states.describe()
 
     def close(self) -> None:
         self._connection.close()
@@ -101,17 +97,17 @@ class Wire:
         for client in ids:
             self._send(buffer.getvalue())
             self._send(pickle.dumps((client, training)))
-            parcel = {"state": decode(self._states[client]), "message": deliver(message, client)}
+            parcel = {"state": self.states[client], "message": deliver(message, client)}
             self._send(encode(parcel | {"key": keys.fold(key, client)}))
             answer = self._receive()
             if answer["error"]:
                 raise RuntimeError(f"The step failed in the client's process:\n{answer['error']}")
             result = decode(answer["tree"])
-            state, reply = result["state"], result["reply"]
-            usable = finite(reply) & finite(state)
-            if training and bool(usable):
-                self._states[client] = encode(state)
-            yield Outcome((client,), tree_map(lambda t: t[None], reply), usable[None], nbytes(reply))
+            state, size, reply = result["state"], nbytes(result["reply"]), decoded(result["reply"])
+            good = finite(reply) & finite(state)
+            if training and bool(good):
+                self.states.put(client, state)
+            yield Outcome((client,), tree_map(lambda t: t[None], reply), good[None], size)
 
     def _send(self, data: bytes) -> None:
         self._connection.send_bytes(data)

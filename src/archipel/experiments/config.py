@@ -25,8 +25,11 @@ class RunConfig(Section):
     seed: Annotated[int, Field(ge=0)] = 0
     rounds: Positive
     evaluate_every: Positive | None = 10
-    engine: Literal["auto", "loop", "batched", "wire"] = "auto"
+    engine: Literal["auto", "loop", "threads", "batched", "processes", "wire"] = "auto"
     workers: Positive | None = None
+    device: str = "cpu"
+    precision: Literal["float32", "bfloat16"] = "float32"
+    states: Literal["auto", "memory", "disk"] = "auto"
     checkpoint_every: Positive = 10
     data: Annotated[Divided | Natural | Arrays, Field(discriminator="source")]
     cohort: CohortSection = Field(default_factory=CohortSection)

@@ -14,6 +14,9 @@ from archipel import keys
 from archipel.checkpoint import Checkpoint
 from archipel.clients import Handle, Ledger
 from archipel.clients.choice import choose
+from archipel.clients.room import store_in
+from archipel.clients.setting import Setting
+from archipel.clients.states import States
 from archipel.data import Federation
 from archipel.engine import Callback, fit
 from archipel.evaluate import Evaluation, evaluate
@@ -26,7 +29,17 @@ from archipel.run import Run
 
 # Settings that change how a run is carried out or shown, and nothing in what it learns. Where the data lie belongs to
 # them: whether they are the same is decided by the federation's fingerprint.
-WITHOUT_EFFECT = {"name", "engine", "workers", "evaluate_every", "checkpoint_every", "data.data_dir"}
+WITHOUT_EFFECT = {
+    "name",
+    "engine",
+    "workers",
+    "device",
+    "precision",
+    "states",
+    "evaluate_every",
+    "checkpoint_every",
+    "data.data_dir",
+}
 OURS = (CONFIG, "metrics.jsonl", "environment.json", "checkpoint", "checkpoint.new", "checkpoint.old", "figures")
 
 
@@ -83,6 +96,9 @@ def train(
         seed=config.seed,
         engine=config.engine,
         workers=config.workers,
+        device=config.device,
+        precision=config.precision,
+        states=config.states,
         evaluate_every=config.evaluate_every,
         callbacks=callbacks,
         folder=folder,
@@ -129,13 +145,14 @@ def reevaluate(folder: Path) -> tuple[Run, Evaluation]:
         )
     torch.set_num_threads(1)
     run = load(folder)
-    carrier, _ = choose(config.engine, run.algorithm, federation, config.workers)
+    states, setting = States(federation.sizes, store_in("auto", folder)), Setting(config.device, config.precision)
+    carrier, _ = choose(config.engine, run.algorithm, federation, config.workers, states, setting)
     try:
-        carrier.restore(run.clients)
+        carrier.states.load(run.clients)
         everyone = torch.arange(len(federation))
         clients = Handle(carrier, everyone, federation.sizes, checkpoint.round, config.rounds, Ledger(), None)
         key = keys.fold(keys.key(config.seed), "eval", checkpoint.round - 1)
-        return run, evaluate(run.algorithm, run.server, clients, federation, key)
+        return run, evaluate(run.algorithm, run.server, clients, federation, key, setting)
     finally:
         carrier.close()
 

@@ -1,0 +1,137 @@
+"""Memory that processes share, and objects that are sent from one to another while their tensors lie in it."""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+import pickle
+import struct
+import tempfile
+from math import prod
+from multiprocessing.reduction import DupFd
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ALIGNED = 64
+"""Where a tensor begins is a multiple of this many bytes."""
+Place = tuple[int, tuple[int, ...], torch.dtype]
+"""A tensor in the memory: where it begins, its shape, and its dtype."""
+
+
+class Memory:
+    """Memory without a name, which is gone when nobody holds it any more; it grows as it is needed.
+
+    One side writes at a time. A process that is forked off has it, one that is spawned is given it as an argument.
+
+    >>> memory = Memory()
+    >>> sent, end = memory.dump({"a": torch.arange(3), "b": ["no", "tensor"]})
+    >>> memory.load(sent)[0]
+    {'a': tensor([0, 1, 2]), 'b': ['no', 'tensor']}
+    """
+
+    def __init__(self) -> None:
+        self._descriptor = _nameless()
+        self._map: mmap.mmap | None = None
+        self._size = 0
+
+    def __getstate__(self) -> Any:
+        return DupFd(self._descriptor)
+
+    def __setstate__(self, descriptor: Any) -> None:
+        self._descriptor, self._map, self._size = descriptor.detach(), None, 0
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+    def dump(self, value: object, names: dict[int, int] | None = None, start: int = 0) -> tuple[bytes, int]:
+        """Puts the tensors of an object into the memory, and all else of it into bytes.
+
+        Args:
+            value: whatever can be pickled.
+            names: numbers of objects that the other side has, by ``id``: they are sent by number.
+            start: where in the memory tensors may be put.
+
+        Returns:
+            What ``load`` takes, and where the memory is free again.
+        """
+        file = io.BytesIO()
+        packer = _Packer(file, names or {}, start)
+        packer.dump(value)
+        self._reach(packer.end)
+        for tensor, place in packer.tensors:
+            self._view(place).copy_(tensor.detach())
+        return struct.pack("<q", packer.end) + file.getvalue(), packer.end
+
+    def load(self, sent: bytes, known: list[Any] | None = None, private: bool = False) -> tuple[Any, int]:
+        """What was dumped on the other side; its tensors are views, good until somebody dumps here again.
+
+        Args:
+            sent: the bytes.
+            known: the objects that were sent by number.
+            private: what is written into the tensors stays with this process.
+
+        Returns:
+            The object, and where the memory is free again.
+        """
+        (end,) = struct.unpack_from("<q", sent)
+        self._reach(end, private)
+        value = _Unpacker(io.BytesIO(memoryview(sent)[8:]), self._view, known or []).load()
+        return value, end
+
+    def _reach(self, size: int, private: bool = False) -> None:
+        if self._map is not None and size <= self._size:
+            return
+        # Steps of an eighth: a size that creeps up isn't mapped again each time.
+        step = max(mmap.PAGESIZE, 1 << max(0, size.bit_length() - 3))
+        size = -(-max(size, 1) // step) * step
+        if os.fstat(self._descriptor).st_size < size:
+            os.ftruncate(self._descriptor, size)
+        flags = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
+        # Views of the old map keep it as long as they are.
+        self._map, self._size = mmap.mmap(self._descriptor, size, flags), size
+
+    def _view(self, place: Place) -> Tensor:
+        start, shape, dtype = place
+        count = prod(shape)
+        if not count:
+            return torch.empty(shape, dtype=dtype)
+        assert self._map is not None
+        return torch.frombuffer(self._map, dtype=dtype, count=count, offset=start).view(shape)
+
+
+class _Packer(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, names: dict[int, int], start: int) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self._names, self.end = names, start
+        self._places: dict[int, Place] = {}
+        self.tensors: list[tuple[Tensor, Place]] = []
+
+    def persistent_id(self, obj: Any) -> Place | int | None:
+        if type(obj) is not Tensor or obj.layout is not torch.strided:
+            return self._names.get(id(obj))
+        if id(obj) not in self._places:
+            start = -(-self.end // ALIGNED) * ALIGNED
+            self._places[id(obj)] = place = start, tuple(obj.shape), obj.dtype
+            self.tensors.append((obj, place))
+            self.end = start + obj.numel() * obj.element_size()
+        return self._places[id(obj)]
+
+
+class _Unpacker(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, view: Any, known: list[Any]) -> None:
+        super().__init__(file)
+        self._view, self._known = view, known
+
+    def persistent_load(self, pid: Any) -> Any:
+        return self._known[pid] if isinstance(pid, int) else self._view(pid)
+
+
+def _nameless() -> int:
+    """A file descriptor of memory, or of a file that has no name, where the system hasn't got that."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("archipel")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
