@@ -24,13 +24,19 @@ from archipel import (
     fit,
     keys,
 )
-from archipel.clients import Batched, Handle, Ledger, Loop, Wire
+from archipel.clients import Batched, Handle, Ledger, Loop, Processes, Wire
 from archipel.clients.choice import choose
 from archipel.models.lenet import LeNet
 from archipel.quadratic import Quadratic, quadratic_federation
 from archipel.trees import flatten
 
-ENGINES = {"loop": Loop, "batched": Batched, "threads": partial(Loop, workers=3), "wire": Wire}
+ENGINES = {
+    "loop": Loop,
+    "batched": Batched,
+    "threads": partial(Loop, workers=3),
+    "processes": partial(Processes, workers=2),
+    "wire": Wire,
+}
 
 
 @dataclass(frozen=True)
@@ -162,7 +168,7 @@ def test_all_engines_do_the_same_with_everything_a_carrier_offers(uneven):
         name: fit(Ledgers(), uneven, rounds=4, cohort=Sample(count=3), engine=engine)
         for name, engine in ENGINES.items()
     }
-    for name in ("threads", "wire"):
+    for name in ("threads", "processes", "wire"):
         same_bits(every_state(runs[name]), every_state(runs["loop"]))
     close(every_state(runs["batched"]), every_state(runs["loop"]))
     visits = [int(client["visits"]) for client in runs["loop"].clients]
@@ -180,10 +186,11 @@ def test_all_engines_do_the_same_with_everything_a_carrier_offers(uneven):
 )
 def test_fedavg_on_uneven_clients_is_the_same_in_all_engines(uneven, local):
     algorithm = FedAvg(perceptron(uneven), local)
-    looped, threads, batched = (
-        fit(algorithm, uneven, rounds=3, engine=ENGINES[name]) for name in ("loop", "threads", "batched")
+    looped, threads, processes, batched = (
+        fit(algorithm, uneven, rounds=3, engine=ENGINES[name]) for name in ("loop", "threads", "processes", "batched")
     )
     same_bits(every_state(threads), every_state(looped))
+    same_bits(every_state(processes), every_state(looped))
     close(every_state(batched), every_state(looped))
     assert threads.history[-1]["metrics"] == looped.history[-1]["metrics"]
 
@@ -260,7 +267,14 @@ def test_dropout_gives_the_same_bits_for_any_number_of_workers(uneven, caplog):
 
 @pytest.mark.parametrize(
     ("engine", "value"),
-    [("loop", torch.nan), ("loop", -torch.inf), ("threads", torch.nan), ("batched", torch.nan), ("wire", torch.inf)],
+    [
+        ("loop", torch.nan),
+        ("loop", -torch.inf),
+        ("threads", torch.nan),
+        ("batched", torch.nan),
+        ("processes", torch.nan),
+        ("wire", torch.inf),
+    ],
 )
 def test_a_client_that_spoils_its_reply_or_state_is_dropped_named_and_keeps_its_state(uneven, engine, value, caplog):
     algorithm = Spoilt(reply=(0,), state=(2,), since=1, value=value)
@@ -335,7 +349,7 @@ def test_who_is_not_sampled_is_not_touched(uneven, engine):
     assert [float(client["count"]) for client in run.clients] == [cohorts.count(i) for i in range(4)]
 
 
-@pytest.mark.parametrize("engine", ["loop", "threads", "batched"])
+@pytest.mark.parametrize("engine", ["loop", "threads", "batched", "processes"])
 def test_an_error_in_a_step_goes_up_as_it_is(door, engine):
     algorithm = Nosy()
     with pytest.raises(LookupError, match="nothing to be found"):
@@ -345,7 +359,7 @@ def test_an_error_in_a_step_goes_up_as_it_is(door, engine):
 # What a step sees
 
 
-@pytest.mark.parametrize("kind", ["loop", "batched", "wire"])
+@pytest.mark.parametrize("kind", ["loop", "batched", "processes", "wire"])
 def test_training_sees_no_held_out_data_and_evaluation_does(door, kind):
     x = torch.arange(40.0).reshape(20, 2)
     federation = Federation.from_arrays([(x, x[:, 0]), (x[:10], x[:10, 0])], test=0.2, validation=0.3)
@@ -390,7 +404,7 @@ def test_a_state_that_changes_its_keys_is_refused_when_batched(uneven):
 def test_replies_name_who_answered_in_order_with_examples_as_weights(door, uneven):
     algorithm = Spoilt()
     handle = door(algorithm, answers=lambda round, client: client != 2)
-    handle.carrier.restore([{"index": torch.tensor(i), "count": torch.tensor(0.0)} for i in range(4)])
+    handle.carrier.states.load([{"index": torch.tensor(i), "count": torch.tensor(0.0)} for i in range(4)])
     replies = handle.only(torch.tensor([3, 2, 0])).collect(algorithm.count, {"on": torch.tensor(False)}, keys.key(0))
     assert replies.ids.tolist() == [0, 3]
     assert replies.weights.tolist() == uneven.sizes[[0, 3]].tolist()
@@ -478,7 +492,7 @@ def test_the_engine_is_chosen_by_the_model(uneven):
         carrier.close()
         return carrier.describe()["engine"], carrier.describe().get("workers"), why
 
-    assert chosen(nn.Linear(3, 2)) == ("batched", None, "a small dense model: clients in batches")
+    assert chosen(nn.Linear(3, 2)) == ("auto", None, "each step by the size of its operations")
     assert chosen(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))[:2] == ("loop", 1)
     images = torch.randint(0, 256, (8, 16, 16), dtype=torch.uint8)
     pictures = Federation.from_arrays([(images, torch.arange(8) % 2)] * 2)
@@ -486,5 +500,19 @@ def test_the_engine_is_chosen_by_the_model(uneven):
     tables = [(torch.randn(n, 3), torch.arange(n) % 2) for n in (300, *[4] * 20)]
     assert chosen(nn.Linear(3, 2), Federation.from_arrays(tables))[2] == "sizes too uneven to pad: clients one by one"
     assert chosen(nn.Linear(3, 2), engine="loop", workers=None) == ("loop", 1, "given by hand")
-    with pytest.raises(ValueError, match=r"engine must be one of 'auto', 'loop', 'batched', 'wire'.*given 'gpu'"):
+    with pytest.raises(ValueError, match=r"engine must be one of 'auto', 'loop'.*given 'gpu'"):
         choose("gpu", FedAvg(perceptron(uneven), SGD(steps=1)), uneven, None)
+
+
+@pytest.mark.parametrize(("width", "engine"), [(8, "batched"), (800, "loop")])
+def test_a_step_of_large_operations_is_looped_and_one_of_small_ones_batched(uneven, width, engine, caplog):
+    # 800 × 800 weights on batches of 4: 2 · 4 · 800² = 5.1 Mflop a product, above the bound of 4; 8 × 8: 512 flop.
+    module = nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, width))
+    algorithm = FedAvg(classification(module, uneven), SGD(steps=2, batch=4))
+    carriers = []
+    with caplog.at_level("INFO", "archipel"):
+        fit(algorithm, uneven, rounds=2, engine=lambda a, f: carriers.append(choose("auto", a, f)[0]) or carriers[0])
+    assert carriers[0].describe()["steps"]["FedAvg.train"]["engine"] == engine
+    told = [record.message for record in caplog.records if record.message.startswith("FedAvg.train: ")]
+    assert len(told) == 1  # said once, not every round
+    assert ("in batches" in told[0]) == (engine == "batched")

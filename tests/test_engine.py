@@ -1,6 +1,8 @@
 """fit: same seed same bits, exact resumption, interruptions, and nothing that grows."""
 
+import copy
 import json
+import pickle
 import signal
 import subprocess
 import sys
@@ -166,7 +168,7 @@ def test_a_checkpoint_of_another_format_is_refused(uneven, tmp_path):
     fit(fedavg(uneven), uneven, rounds=1, folder=tmp_path)
     path = tmp_path / "checkpoint" / "checkpoint.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 99}))
-    with pytest.raises(ValueError, match="has format 99; this version of archipel reads 1"):
+    with pytest.raises(ValueError, match="has format 99; this version of archipel reads 2"):
         Checkpoint.load(tmp_path)
 
 
@@ -174,13 +176,17 @@ def test_a_checkpoint_of_another_format_is_refused(uneven, tmp_path):
     ("file", "left"),
     [
         ("checkpoint.json", b""),
-        ("checkpoint.json", b'{"format": 1}'),
+        ("checkpoint.json", b'{"format": 2}'),
         ("checkpoint.json", b"[]"),
         ("server.safetensors", b""),
         ("server.safetensors", b"\x20" * 40),
         ("server.safetensors", None),
-        ("clients/000001.safetensors", b"\x02\0\0\0\0\0\0\0{}"),
-        ("clients/000001.safetensors", None),
+        ("clients.safetensors", b"\x02\0\0\0\0\0\0\0{}"),
+        ("clients.safetensors", b"\x02\0\0\0\0\0\0\0[]"),
+        ("clients.safetensors", b"\x02\0\0\0\0\0\0\0 5"),
+        ("clients.safetensors", b"\xff" * 40),
+        ("clients.safetensors", b""),
+        ("clients.safetensors", None),
     ],
 )
 def test_a_damaged_checkpoint_is_told_by_its_name(uneven, tmp_path, file, left):
@@ -191,6 +197,69 @@ def test_a_damaged_checkpoint_is_told_by_its_name(uneven, tmp_path, file, left):
         path.write_bytes(left)
     with pytest.raises(ValueError, match=r"checkpoint is damaged: .*remove the folder to start anew"):
         fit(fedavg(uneven), uneven, rounds=2, folder=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "incremental"])
+def test_states_on_disk_are_those_in_memory(uneven, tmp_path, name):
+    algorithm = ALGORITHMS[name](uneven)
+    settings = {"rounds": 4, "cohort": HALF}
+    here = fit(algorithm, uneven, **settings, states="memory")
+    there = fit(algorithm, uneven, **settings, states="disk", folder=tmp_path, until=2)
+    assert where(there) == {"Filed"}
+    assert (
+        json.loads((tmp_path / "checkpoint" / "checkpoint.json").read_text())["facts"]["identity"]["engine"]["states"]
+        == "on disk"
+    )
+    # Where they are has no effect on the numbers: it may change on the way, by the checkpoint and back.
+    moved = fit(algorithm, uneven, **settings, states="memory", folder=tmp_path, until=3)
+    assert where(moved) == {"Resident"}
+    ended = fit(algorithm, uneven, **settings, states="disk", folder=tmp_path)
+    assert_same(ended, here)
+    assert_same(fit(algorithm, uneven, **settings, states="disk"), here)
+
+
+def where(run):
+    return {type(column).__name__ for column in run.clients.columns.values()}
+
+
+def test_states_go_to_disk_by_themselves_where_memory_is_short(uneven, monkeypatch, caplog):
+    size = fit(fedavg(uneven), uneven, rounds=1).clients.bytes * 4
+    for free, place in ((2 * size, "Resident"), (2 * size - 1, "Filed"), (None, "Resident")):
+        monkeypatch.setattr("archipel.clients.room.available_memory", lambda free=free: free)
+        caplog.clear()
+        with caplog.at_level("INFO", "archipel"):
+            assert where(fit(fedavg(uneven), uneven, rounds=1)) == {place}
+        told = [record.getMessage() for record in caplog.records if "client states" in record.getMessage()]
+        assert len(told) == (place == "Filed")
+        assert all("GB on disk, in " in line and "of memory are available" in line for line in told)
+
+
+def test_a_loaded_run_reads_states_when_it_is_asked(uneven, tmp_path):
+    algorithm = fedspm(uneven)
+    trained = fit(algorithm, uneven, rounds=2, folder=tmp_path)
+    early = Run.read(tmp_path, algorithm)
+    assert where(early) == {"Filed"}
+    assert_same(early, trained)
+    # It stays what it was when a later checkpoint takes the place of its own, and can take its place again.
+    other = fit(algorithm, uneven, rounds=2, folder=tmp_path, seed=1, resume=False)
+    assert differ(other, trained)
+    assert_same(early, trained)
+    early.save(tmp_path)
+    assert_same(Run.read(tmp_path, algorithm), trained)
+
+
+def test_a_run_given_as_a_list_of_states_is_saved(uneven, tmp_path):
+    algorithm = fedspm(uneven)
+    trained = fit(algorithm, uneven, rounds=1)
+    replace(trained, clients=list(trained.clients)).save(tmp_path)
+    assert_same(Run.read(tmp_path, algorithm), trained)
+
+
+def test_a_run_on_disk_can_be_copied_and_pickled(uneven):
+    trained = fit(fedavg(uneven), uneven, rounds=1, states="disk")
+    for again in (copy.deepcopy(trained), pickle.loads(pickle.dumps(trained))):
+        assert where(again) == {"Resident"}
+        assert_same(again, trained)
 
 
 def test_another_run_in_the_folder_is_refused_by_what_differs(uneven, tmp_path):
@@ -296,6 +365,7 @@ def test_memory_does_not_grow_with_rounds(engine):
         ({"checkpoint_every": -1}, "checkpoint_every must be"),
         ({"until": 0}, "until must be a whole number of at least 1; given 0"),
         ({"engine": "cluster"}, "engine must be one of"),
+        ({"states": "tape"}, "states must be one of 'auto', 'memory', 'disk'; given 'tape'"),
         ({"workers": 0}, "workers must be a whole number of at least 1; given 0"),
         ({"seed": "1"}, "seed must be a whole number of 64 bits; given '1'"),
         ({"seed": 2**70}, "seed must be a whole number of 64 bits"),

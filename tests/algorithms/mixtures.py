@@ -25,7 +25,7 @@ def rounds_from(algorithm, handle, server, rounds=1):
         for t in range(rounds):
             moment = Handle(handle.carrier, handle.ids, handle.sizes, t, handle.rounds, Ledger())
             server, _ = algorithm.round(server, moment, keys.fold(keys.key(0), t))
-    return server, [handle.carrier.state(i) for i in range(handle.population)]
+    return server, [handle.carrier.states[i] for i in range(handle.population)]
 
 
 def tables(sizes=(30, 50, 20), d=2, seed=0):

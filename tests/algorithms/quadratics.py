@@ -78,4 +78,4 @@ def a_round(algorithm, federation, theta):
     server = algorithm.init_server(handle, keys.key(0)) | {"model": {"theta": torch.tensor(theta)}}
     handle.apply(algorithm.enrol, {"server": server, "index": PerClient(everyone)}, keys.key(1))
     server, _ = algorithm.round(server, handle, keys.key(2))
-    return server, [loop.state(i) for i in everyone.tolist()]
+    return server, [loop.states[i] for i in everyone.tolist()]

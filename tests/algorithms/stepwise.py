@@ -54,7 +54,7 @@ def rounds_of(algorithm, federation, rounds, cohort=None, answers=None, carrier=
             handle = Handle(carrier, ids, federation.sizes, t, rounds, Ledger(), answers, edges)
             server, info = algorithm.round(server, handle, keys.fold(root, "round", t))
             present = [k for k in ids.tolist() if answers is None or answers(t, k)]
-            yield present, server, [carrier.state(k) for k in everyone.tolist()], info
+            yield present, server, [carrier.states[k] for k in everyone.tolist()], info
 
 
 class Listening(Loop):

@@ -138,12 +138,12 @@ def test_alpha_is_clipped_at_0_too():
     run = fit(algorithm, scalars([1.0], [1.0]), rounds=1, engine=Loop)
     client = run.clients[0] | {"omega": {"theta": torch.tensor([9.0], dtype=torch.float64)}}
     one = Loop(algorithm, scalars([1.0], [1.0]))
-    one.restore([client])
+    one.states.load([client])
     message = {"model": {"theta": torch.tensor([2.0], dtype=torch.float64)}, "lr": torch.tensor(0.5)}
     list(one.run(algorithm.train, message, [0], torch.tensor(0), training=True))
     # ω̄ = 2.7: α − 0.5 · (9 − 2) · 1.7 = −5.85, and ω − 0.5 · 0.1 · 1.7
-    assert one.state(0)["alpha"].item() == 0
-    assert one.state(0)["omega"]["theta"].item() == pytest.approx(9 - 0.085)
+    assert one.states[0]["alpha"].item() == 0
+    assert one.states[0]["omega"]["theta"].item() == pytest.approx(9 - 0.085)
 
 
 @pytest.mark.parametrize("weights", ["uniform", "examples"])

@@ -6,10 +6,10 @@ from quadratics import ENGINES, SIZES, power, times, vectors
 from torch import nn
 
 from archipel import SGD, FedAvg, FedAvgFT, classification, fit, keys
+from archipel.answers import vote
 from archipel.batchnorm import POLICIES
 from archipel.clients import Loop
 from archipel.clients.carrier import client_data
-from archipel.evaluate import vote
 from archipel.quadratic import Quadratic, quadratic_federation
 from archipel.trees import flatten
 

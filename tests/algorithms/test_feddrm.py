@@ -130,7 +130,7 @@ def test_with_equal_parameters_fedspm_of_one_component_says_the_same():
     # The same float32 sums in another order
     torch.testing.assert_close(spm.route(other, x), drm.route(server, x), rtol=1e-5, atol=1e-5)
     for i, client in enumerate(clients):
-        state = other_handle.carrier.state(i)
+        state = other_handle.carrier.states[i]
         heads = {name: t[None] for name, t in client["head"]["head"].items()}
         state = state | {"predictive": {"heads": heads}}
         torch.testing.assert_close(spm.predict(other, state, x), drm.predict(server, client, x), rtol=1e-5, atol=1e-5)

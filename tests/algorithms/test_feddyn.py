@@ -88,7 +88,7 @@ def test_partial_participation_ends_at_the_optimum_of_all(weights):
 
     def watch(moment):
         # After every round h is the mean of everybody's estimates, sampled or not.
-        states = [moment.clients.carrier.state(i)["gradient"]["theta"].numpy() for i in range(4)]
+        states = [moment.clients.carrier.states[i]["gradient"]["theta"].numpy() for i in range(4)]
         seen.append(abs(shares(weights, SIZES) @ np.stack(states) - moment.server["h"]["theta"].numpy()).max())
 
     run = fit(

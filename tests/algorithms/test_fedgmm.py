@@ -217,7 +217,7 @@ def test_routing_and_prediction_by_brute_force():
     weights = density @ PI.double().numpy()
     weights /= weights.sum(1, keepdims=True)
     answer = np.einsum("nb,nbk->nk", weights, np.exp(log_probabilities(heads, z)))
-    found = algorithm.predict(server, handle.carrier.state(0) | {"pi": PI}, x).exp()
+    found = algorithm.predict(server, handle.carrier.states[0] | {"pi": PI}, x).exp()
     np.testing.assert_allclose(found, answer, rtol=1e-4, atol=1e-7)
 
 
@@ -377,7 +377,7 @@ def test_a_regression_answers_by_the_mixtures_mean():
     weights = densities(normals, z) @ PI.double().numpy()
     values = np.einsum("nd,bkd->nbk", z, heads["weight"].double().numpy()) + heads["bias"].double().numpy()
     expected = (weights[:, :, None] * values).sum(1) / weights.sum(1, keepdims=True)
-    found = algorithm.predict(server, handle.carrier.state(0) | {"pi": PI}, federation.clients[0].test["x"])
+    found = algorithm.predict(server, handle.carrier.states[0] | {"pi": PI}, federation.clients[0].test["x"])
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
     run = fit(replace(algorithm, local=SGD(lr=0.1, steps=3, batch=None)), federation, rounds=3)
     assert np.isfinite(run.metrics["system_rmse"])

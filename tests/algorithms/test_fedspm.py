@@ -93,7 +93,7 @@ def test_the_e_step_is_bayes_rule_by_brute_force():
     algorithm = semiparametric(federation)
     handle, server, key = opened(algorithm, federation)
     for i in range(3):
-        server_i, client = randomised(server, handle.carrier.state(i), seed=i)
+        server_i, client = randomised(server, handle.carrier.states[i], seed=i)
         data = ClientData(Examples.of(federation.clients[i].train))
         with torch.no_grad():
             state, tau = algorithm.expect(client, server_i, data, key)
@@ -109,7 +109,7 @@ def test_equal_likelihoods_give_back_the_mixing_weights():
     federation = gaussian_islands()
     algorithm = semiparametric(federation)
     handle, server, key = opened(algorithm, federation)
-    client = handle.carrier.state(0)
+    client = handle.carrier.states[0]
     same = {name: t[:1].expand_as(t) for name, t in client["predictive"]["heads"].items()}
     client = client | {"predictive": {"heads": same}, "pi": torch.tensor([0.9, 0.1])}
     server = server | {"ratio": server["ratio"] | {"xi": torch.zeros_like(server["ratio"]["xi"])}}
@@ -124,7 +124,7 @@ def test_opposite_examples_belong_to_opposite_components():
     federation = Federation.from_arrays([(x, np.array([0, 1])), (x, np.array([1, 0]))], test=0.0)
     algorithm = semiparametric(federation)
     handle, server, key = opened(algorithm, federation)
-    client = handle.carrier.state(0)
+    client = handle.carrier.states[0]
     flat = {name: torch.zeros_like(t) for name, t in client["predictive"]["heads"].items()}
     # Likelihood ratios of e^±a: responsibilities σ(±a), .99 for a = log 99.
     a = float(np.log(99))
@@ -147,7 +147,7 @@ def test_the_surrogates_gradient_is_a_softmax_regressions(client):
     federation = gaussian_islands()
     algorithm = semiparametric(federation)
     handle, server, _ = opened(algorithm, federation)
-    server, _ = randomised(server, handle.carrier.state(client), seed=5)
+    server, _ = randomised(server, handle.carrier.states[client], seed=5)
     x, _ = normalised(federation, client)
     n, (m, C) = len(x), server["tau"].shape
     w = np.random.default_rng(0).dirichlet([1] * C, size=n)
@@ -177,7 +177,7 @@ def test_one_full_batch_round_is_one_gradient_step_on_the_pooled_surrogate():
     xi = server["ratio"]["xi"].clone().requires_grad_()
     total, n = 0.0, int(federation.sizes.sum())
     for i, client in enumerate(federation.clients):
-        w = handle.carrier.state(i)["responsibilities"].values
+        w = handle.carrier.states[i]["responsibilities"].values
         ratio = server["ratio"] | {"xi": xi}
         losses, _ = algorithm.ratio_loss(ratio, client.train | {"w": w}, after["tau"], torch.tensor(i))
         total = total + losses.sum() / n
@@ -192,18 +192,18 @@ def test_routing_and_prediction_by_brute_force():
     handle, server, _ = opened(algorithm, federation)
     x_raw = torch.cat([client.test["x"] for client in federation.clients])
     x = federation.inputs.normalise(x_raw).double().numpy()
-    server, _ = randomised(server, handle.carrier.state(0), seed=9)
+    server, _ = randomised(server, handle.carrier.states[0], seed=9)
     tau = server["tau"].double().numpy()
     posterior = np.empty((len(x), 3))
     for i in range(3):
         pi = tau[i] / tau[i].sum()
-        ratio, _ = densities_and_likelihoods(server, handle.carrier.state(i), x, np.zeros(len(x), int), i)
+        ratio, _ = densities_and_likelihoods(server, handle.carrier.states[i], x, np.zeros(len(x), int), i)
         # π_ic = τ_ic/n_i holds up to the factor that makes the drawn τ_i sum to n_i, which ρ_i then carries.
         posterior[:, i] = tau[i].sum() * (pi * ratio).sum(1)
     posterior /= posterior.sum(1, keepdims=True)
     np.testing.assert_allclose(algorithm.route(server, x_raw).exp(), posterior, rtol=1e-4, atol=1e-6)
     for i in range(3):
-        _, client = randomised(server, handle.carrier.state(i), seed=i)
+        _, client = randomised(server, handle.carrier.states[i], seed=i)
         ratio, _ = densities_and_likelihoods(server, client, x, np.zeros(len(x), int), i)
         weights = client["pi"].double().numpy() * ratio
         weights /= weights.sum(1, keepdims=True)
@@ -239,7 +239,7 @@ def test_only_differences_of_tilts_matter():
     for ratio in (server["ratio"], shifted):
         losses, _ = algorithm.ratio_loss(ratio, {"x": x, "w": w}, server["tau"], torch.tensor(0))
         state, tau = algorithm.expect(
-            handle.carrier.state(0),
+            handle.carrier.states[0],
             server | {"ratio": ratio},
             ClientData(Examples.of({"x": x, "y": x[:, 0].long() * 0})),
             key,
@@ -269,7 +269,7 @@ def test_the_free_energy_never_falls():
     handle, server, key = opened(algorithm, federation)
 
     def states():
-        return [handle.carrier.state(i) for i in range(3)]
+        return [handle.carrier.states[i] for i in range(3)]
 
     energies = [free_energy(algorithm, federation, server, states())]
     for _ in range(40):
@@ -326,7 +326,7 @@ def test_an_incremental_e_step_is_exact_where_it_looks_and_silent_elsewhere():
     exact = semiparametric(federation, local=block, routing=dataclasses.replace(block, steps=3))
     partial = dataclasses.replace(exact, expectation="incremental")
     handle, server, key = opened(partial, federation)
-    server, client = randomised(server, handle.carrier.state(0), seed=3)
+    server, client = randomised(server, handle.carrier.states[0], seed=3)
     data = ClientData(Examples.of(federation.clients[0].train))
     with torch.no_grad():
         full, _ = exact.expect(client, server, data, key)
@@ -372,7 +372,7 @@ def test_with_one_component_it_is_a_softmax_over_clients():
         after, _ = algorithm.round(server, handle, key)
     # FedDRM's model: every responsibility is 1, τ_i = n_i, and the client's head answers alone.
     assert torch.equal(after["tau"][:, 0], federation.sizes.float())
-    client, x = handle.carrier.state(1), federation.clients[1].test["x"]
+    client, x = handle.carrier.states[1], federation.clients[1].test["x"]
     assert torch.equal(client["responsibilities"].values, torch.ones(int(federation.sizes[1]), 1))
     heads = client["predictive"]["heads"]
     logits = federation.inputs.normalise(x) @ heads["weight"][0].T + heads["bias"][0]
@@ -397,10 +397,11 @@ def test_a_dead_component_leaves_gradients_finite():
     algorithm = semiparametric(federation)
     handle, server, key = opened(algorithm, federation)
     for i in range(3):
-        client = handle.carrier.state(i)
+        client = handle.carrier.states[i]
         w = torch.zeros_like(client["responsibilities"].values)
         w[:, 0] = 1
-        handle.carrier._states[i] = client | {"responsibilities": PerExample(w), "pi": torch.tensor([1.0, 0.0])}
+        dead = client | {"responsibilities": PerExample(w), "pi": torch.tensor([1.0, 0.0])}
+        handle.carrier.states.put(i, dead)
     tau = torch.stack([federation.sizes.float(), torch.zeros(3)], dim=1)
     lr = {"lr": torch.tensor(0.1), "routing_lr": torch.tensor(0.1)}
     with torch.no_grad():
@@ -417,7 +418,7 @@ def test_a_regression_answers_by_the_mixtures_mean():
     identity = Network(torch.nn.Identity(), federation.inputs)
     algorithm = FedSPM(regression(torch.nn.Identity(), federation), identity, 2, STEP, STEP)
     handle, server, _ = opened(algorithm, federation)
-    server, client = randomised(server, handle.carrier.state(0), seed=1)
+    server, client = randomised(server, handle.carrier.states[0], seed=1)
     raw = federation.clients[0].test["x"]
     z = federation.inputs.normalise(raw).double().numpy()
     ratio, _ = densities_and_likelihoods(server, client, z, np.zeros(len(z), int), 0)

@@ -192,7 +192,7 @@ def test_the_choice_is_made_on_all_of_the_clients_data(uneven, kind, engine):
         losses = [-task.predict(m, x)[torch.arange(len(y)), y].mean().item() for m in server["models"].values()]
         assert np.diff(sorted(losses)[:2]) > 1e-4  # no choice hangs on rounding
         expected.append(int(np.argmin(losses)))
-    assert found.tolist() == clusters([carrier.state(k) for k in range(4)]) == expected
+    assert found.tolist() == clusters([carrier.states[k] for k in range(4)]) == expected
     assert len(set(expected)) > 1
 
 

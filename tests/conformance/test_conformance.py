@@ -1,5 +1,7 @@
 """What every algorithm must do, whichever it is; ``table.py`` says how a new one gets all this by one row."""
 
+from functools import partial
+
 import pytest
 import torch
 from table import ROWS
@@ -7,9 +9,10 @@ from table import ROWS
 from archipel import Federation, Predicts, Routes, Sample, fit, keys
 from archipel.algorithm import Algorithm
 from archipel.checkpoint import Checkpoint
-from archipel.clients import Batched, Handle, Ledger, Loop, Outcome, Wire
+from archipel.clients import Batched, Handle, Ledger, Loop, Processes, Wire
 from archipel.clients.carrier import client_data
-from archipel.trees import PerClient, deliver, flatten, tree_map, unflatten
+from archipel.clients.setting import Setting
+from archipel.trees import PerClient, decoded_rows, deliver, flatten, leaves, unflatten
 
 ROUNDS = 3
 ORDER = [2, 0, 3, 1]
@@ -72,9 +75,62 @@ def test_bytes_on_a_wire_agree_with_the_loop_to_the_bit(row, uneven, looped):
     assert [r["uplink"] for r in run.history] == [r["uplink"] for r in looped(row).history]
 
 
+@pytest.mark.parametrize(("kernel", "alone"), [("loop", Loop), ("batched", partial(Batched, chunk=2))])
+def test_processes_agree_to_the_bit_with_what_each_runs(row, uneven, looped, kernel, alone):
+    processes = partial(Processes, workers=2, kernel=kernel, chunk=2 if kernel == "batched" else None)
+    run = fit(row.make(uneven), uneven, groups=row.groups, rounds=ROUNDS, engine=processes)
+    one = (
+        looped(row)
+        if kernel == "loop"
+        else fit(row.make(uneven), uneven, groups=row.groups, rounds=ROUNDS, engine=alone)
+    )
+    same_bits(run, one)
+    assert run.metrics == one.metrics
+    assert [r["uplink"] for r in run.history] == [r["uplink"] for r in one.history]
+
+
 def test_threads_agree_with_the_loop_to_the_bit(row, uneven, looped):
     run = fit(row.make(uneven), uneven, groups=row.groups, rounds=ROUNDS, engine="loop", workers=2)
     same_bits(run, looped(row))
+
+
+class Meta(Setting):
+    def there(self, tree):
+        # How many local steps there are is read as a number before they are made, which a GPU can and meta can't.
+        moved = super().there(tree)
+        return moved | {"steps": tree["steps"]} if isinstance(tree, dict) and "steps" in tree else moved
+
+
+class Elsewhere(Batched):
+    """Runs every step once more on torch's meta device, which computes nothing and refuses operations with tensors of
+    another device, as a GPU would."""
+
+    def __init__(self, algorithm, federation):
+        super().__init__(algorithm, federation)
+        self.there, self.steps = Batched(algorithm, federation, states=self.states, setting=Meta("meta")), set()
+
+    def one(self, step, message, ids, key, training):
+        outcome = super().one(step, message, ids, key, training)
+        sent = self.there.setting.there(message)
+        states, replies = self.there.compute(step, sent, ids, key, training)
+        found = leaves((states, decoded_rows(replies)))
+        assert [leaf.device.type for leaf in found] == ["meta"] * len(found)
+        assert [leaf.shape for leaf in found] == [leaf.shape for leaf in leaves((outcome[0], outcome[1].replies))]
+        self.steps.add(step.__qualname__)
+        return outcome
+
+
+def test_steps_run_on_another_device_as_they_are(row, uneven):
+    carriers = []
+    algorithm = row.make(uneven)
+    fit(
+        algorithm,
+        uneven,
+        groups=row.groups,
+        rounds=1,
+        engine=lambda *given: carriers.append(Elsewhere(*given)) or carriers[0],
+    )
+    assert any(name.startswith(type(algorithm).__name__) for name in carriers[0].steps)
 
 
 def test_the_seed_decides(row, uneven, looped):
@@ -142,11 +198,9 @@ def test_predictions_are_distributions(row, uneven, looped):
 class Renumbered(Loop):
     """A loop in which client i draws what client ``ORDER[i]`` draws elsewhere: keys go with clients, not places."""
 
-    def _one(self, step, message, client, key, training):
+    def compute(self, step, message, client, key, training):
         data = client_data(self.federation, client, training=training)
-        state, reply = step(self._states[client], deliver(message, client), data, keys.fold(key, ORDER[client]))
-        self._states[client] = state
-        return Outcome((client,), tree_map(lambda t: t[None], reply), torch.tensor([True]), 0)
+        return step(self.states[client], deliver(message, client), data, keys.fold(key, ORDER[client]))
 
 
 def drive(algorithm, carrier, federation, server, edges):
@@ -155,11 +209,11 @@ def drive(algorithm, carrier, federation, server, edges):
     with torch.no_grad():
         message = {"server": server, "index": PerClient(everyone)}
         list(carrier.run(algorithm.enrol, message, everyone.tolist(), root, training=True))
-        enrolled = [carrier.state(i) for i in everyone.tolist()]
+        enrolled = [carrier.states[i] for i in everyone.tolist()]
         for t in range(ROUNDS):
             handle = Handle(carrier, everyone, federation.sizes, t, ROUNDS, Ledger(), edges=edges)
             server, _ = algorithm.round(server, handle, keys.fold(root, t))
-    return server, [carrier.state(i) for i in everyone.tolist()], enrolled
+    return server, [carrier.states[i] for i in everyone.tolist()], enrolled
 
 
 def test_clients_in_another_order_are_the_same_clients(row, uneven):

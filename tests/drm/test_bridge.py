@@ -40,7 +40,7 @@ def watched(federation, algorithm, **more):
     states = []
 
     def keep(moment):
-        clients = [copy.deepcopy(moment.clients.carrier.state(i)) for i in range(len(federation))]
+        clients = [copy.deepcopy(moment.clients.carrier.states[i]) for i in range(len(federation))]
         states.append((copy.deepcopy(moment.server), clients))
 
     run = fit(algorithm, federation, rounds=ROUNDS, callbacks=[BridgeErrors(), keep], engine="loop", **more)
@@ -262,7 +262,7 @@ def test_a_population_that_has_died_has_no_constraint(measured):
     clients[0]["responsibilities"] = PerExample(torch.stack([torch.ones(len(w)), torch.zeros(len(w))], 1))
     server["ratio"]["gamma"][0, 1] = -50.0  # its ratio is above one nowhere: with a constraint there are no weights
     loop = Loop(run.algorithm, federation)
-    loop.restore(clients)
+    loop.states.load(clients)
     everyone = Handle(loop, torch.arange(3), federation.sizes, 0, 1, Ledger())
     found = measure(*(Asked(everyone, Witness(run.algorithm), server["ratio"]) for _ in range(2)))
     central, phi = Central(federation, clients), phi_of(server)

@@ -163,7 +163,7 @@ class Federation:
         y = self.clients[0].train["y"]
         return len(self.classes) if self.classes is not None else 1 if y.dim() == 1 else int(y.shape[1])
 
-    @property
+    @cached_property
     def sizes(self) -> Tensor:
         """(m,) int64 training examples that each client holds."""
         return torch.tensor([len(client.train["y"]) for client in self.clients])

@@ -1,0 +1,112 @@
+"""Federations larger than memory: 100,000 clients that each keep a model of their own on disk, a few at work at a time.
+
+    python benchmarks/out_of_core.py
+
+Every client has 4 examples of 28 × 28 grey values, made at random, and a personal 784 × 10 logistic regression
+(``Local``) in a table of states on disk. All are enrolled, 1,000 train in each of some rounds, and the run is saved and
+read back; the same is done with 1,000 clients in all. Nothing is tested: all personal models would vote on all tests.
+Each federation runs in a process of its own. Printed are the seconds that each part takes, the peak of the process's
+resident memory, and the disk used; with ``--write`` they go to ``docs/results/out-of-core.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from archipel import SGD, Federation, Local, Run, Sample, classification, fit
+from archipel.clients.columns import spacious
+from archipel.clients.room import Where
+from archipel.data import Client, Inputs
+from archipel.experiments.environment import environment
+
+POPULATIONS = (1_000, 100_000)
+COHORT, EXAMPLES, SHAPE, CLASSES = 1_000, 4, (1, 28, 28), 10
+REPORT = Path(__file__).parents[1] / "docs/results/out-of-core.json"
+UNITS = {"seconds": 1.0, "bytes": 1e-9}
+
+
+def many(population: int) -> Federation:
+    """Clients whose examples are views of one array."""
+    generator = torch.Generator().manual_seed(0)
+    n = population * EXAMPLES
+    x = torch.randint(0, 256, (n, *SHAPE), generator=generator, dtype=torch.uint8)
+    y = torch.randint(0, CLASSES, (n,), generator=generator)
+    clients = []
+    for i, (own, labels) in enumerate(zip(x.split(EXAMPLES), y.split(EXAMPLES), strict=True)):
+        clients.append(Client(f"client-{i}", {"x": own, "y": labels}, {"x": own[:0], "y": labels[:0]}))
+    inputs = Inputs("image", SHAPE, 255.0, (0.5,), (0.29,))  # of uniform grey values
+    return Federation("many", tuple(clients), inputs, tuple(map(str, range(CLASSES))))
+
+
+def measure(population: int, states: Where, rounds: int, place: Path) -> dict[str, Any]:
+    """One federation's figures."""
+    times, found = [time.perf_counter()], {"population": population, "states": states}
+
+    def passed() -> float:
+        times.append(time.perf_counter())
+        return times[-1] - times[-2]
+
+    federation = many(population)
+    found["build_seconds"] = passed()
+    model = nn.Sequential(nn.Flatten(), nn.Linear(784, CLASSES))
+    algorithm = Local(classification(model, federation), SGD(lr=0.1, steps=5, batch=2))
+    settings = {"cohort": Sample(count=min(COHORT, population)), "states": states}
+    ends: list[float] = []
+    run = fit(algorithm, federation, rounds=rounds, callbacks=[lambda _: ends.append(time.perf_counter())], **settings)
+    seconds = [record["seconds"] for record in run.history]
+    found["start_seconds"] = ends[0] - times[-1] - seconds[0]
+    found["round_seconds"] = statistics.median(seconds[1:])
+    found["table_bytes"] = run.clients.bytes * population
+    passed()
+    with tempfile.TemporaryDirectory(dir=place) as folder:
+        run.save(folder)
+        found["save_seconds"] = passed()
+        found["checkpoint_bytes"] = sum(path.stat().st_size for path in Path(folder).rglob("*.*"))
+        again = Run.read(folder, algorithm)
+        found["read_seconds"] = passed()
+        assert str(again.clients[population - 1]) == str(run.clients[population - 1])
+    # Of this process alone: what getrusage tells begins with its parent's.
+    (peak,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return found | {"peak_bytes": int(peak.split()[1]) * 1024}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--states", default="disk", choices=["auto", "memory", "disk"])
+    parser.add_argument("--place", default=spacious(), help="the disk of the table and of the checkpoint")
+    parser.add_argument("--populations", type=int, nargs="+", default=POPULATIONS)
+    parser.add_argument("--write", action="store_true", help=f"the figures into {REPORT.name}")
+    parser.add_argument("--one", action="store_true", help="measure here, and print JSON")
+    asked = parser.parse_args()
+    if asked.one:
+        print(json.dumps(measure(asked.populations[0], asked.states, asked.rounds, Path(asked.place))))
+        return
+    found = []
+    for population in asked.populations:
+        command = [sys.executable, __file__, "--one", "--populations", str(population), "--states", asked.states]
+        command += ["--rounds", str(asked.rounds), "--place", asked.place]
+        done = subprocess.run(command, env=os.environ | {"TMPDIR": asked.place}, stdout=subprocess.PIPE, check=True)
+        found.append(json.loads(done.stdout))
+    for name in found[0]:
+        kind = name.rpartition("_")[2]
+        shown = [f"{row[name] * UNITS[kind]:.3g}" if kind in UNITS else str(row[name]) for row in found]
+        print(f"{name.replace('_bytes', '_GB'):20}", *(f"{text:>10}" for text in shown))
+    if asked.write:
+        REPORT.write_text(json.dumps({"environment": environment(), "cohort": COHORT, "runs": found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
