@@ -504,9 +504,9 @@ def test_the_engine_is_chosen_by_the_model(uneven):
         choose("gpu", FedAvg(perceptron(uneven), SGD(steps=1)), uneven, None)
 
 
-@pytest.mark.parametrize(("width", "engine"), [(8, "batched"), (800, "loop")])
+@pytest.mark.parametrize(("width", "engine"), [(8, "batched"), (1600, "loop")])
 def test_a_step_of_large_operations_is_looped_and_one_of_small_ones_batched(uneven, width, engine, caplog):
-    # 800 × 800 weights on batches of 4: 2 · 4 · 800² = 5.1 Mflop a product, above the bound of 4; 8 × 8: 512 flop.
+    # 1600 × 1600 weights on batches of 4: 2 · 4 · 1600² = 20 Mflop a product, above the bound of 16; 8 × 8: 512 flop.
     module = nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, width))
     algorithm = FedAvg(classification(module, uneven), SGD(steps=2, batch=4))
     carriers = []

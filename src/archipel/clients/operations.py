@@ -7,7 +7,7 @@ from typing import Any
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-LARGE = 4e6
+LARGE = 1.6e7
 """Floating-point operations of a matrix product or convolution that takes many times as long as calling it: from here
 on batching over clients gains nothing, and threads, which the interpreter lets run only inside operations, pay."""
 
