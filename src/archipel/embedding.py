@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from torch import Tensor
 
-from archipel.batchnorm import BatchNorm, is_local
+from archipel.batchnorm import BatchNorm, is_local, receive
 from archipel.task import Supervised, Task, linear
 from archipel.trees import Tree
 
@@ -40,3 +42,28 @@ def answer(task: Task, model: Tree, embedded: Tensor, shared: bool) -> Tensor:
         return task.predict(model, embedded)
     assert isinstance(task, Supervised)
     return task.criterion.report(linear(model["head"], embedded))
+
+
+class HasBodyAndHeads(Protocol):
+    """An algorithm whose clients share ``server["model"]`` and keep the rest of theirs under ``"head"``."""
+
+    @property
+    def task(self) -> Task: ...
+
+    @property
+    def batch_norm(self) -> BatchNorm: ...
+
+
+def embed_body(algorithm: HasBodyAndHeads, server: Tree, x: Tensor) -> Tensor:
+    """What the shared body makes of x; where it isn't the same at all clients, statistics included, x itself."""
+    return embed(algorithm.task, server["model"], x, _has_one_body(algorithm, server))
+
+
+def answer_head(algorithm: HasBodyAndHeads, server: Tree, client: Tree, embedded: Tensor) -> Tensor:
+    """What a client's own head says of it."""
+    model = receive(algorithm.batch_norm, server["model"], client) | client["head"]
+    return answer(algorithm.task, model, embedded, _has_one_body(algorithm, server))
+
+
+def _has_one_body(algorithm: HasBodyAndHeads, server: Tree) -> bool:
+    return is_shared(algorithm.task, server["model"], algorithm.batch_norm)

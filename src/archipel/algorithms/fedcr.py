@@ -188,15 +188,10 @@ class FedCR(Algorithm):
         return self.predict_embedded(server, client, self.embed(server, x))
 
     def embed(self, server: Tree, x: Tensor) -> Tensor:
-        return embedding.embed(self.task, server["model"], x, self._shares(server))
+        return embedding.embed_body(self, server, x)
 
     def predict_embedded(self, server: Tree, client: Tree, embedded: Tensor) -> Tensor:
-        model = batchnorm.receive(self.batch_norm, server["model"], client) | client["head"]
-        return embedding.answer(self.task, model, embedded, self._shares(server))
-
-    def _shares(self, server: Tree) -> bool:
-        """Whether the encoder is the same at all clients, statistics included."""
-        return embedding.is_shared(self.task, server["model"], self.batch_norm)
+        return embedding.answer_head(self, server, client, embedded)
 
 
 def posterior(server: Tree) -> Tree:

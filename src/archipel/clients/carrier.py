@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -11,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from archipel.algorithm import Step
+from archipel.algorithm import Algorithm, Step
 from archipel.clients.states import States
 from archipel.data.federation import Federation
 from archipel.examples import ClientData, Examples
@@ -62,6 +63,18 @@ def client_data(federation: Federation, client: int, *, training: bool) -> Clien
         return ClientData(train)
     validation = Examples.of(parts.validation) if parts.validation else None
     return ClientData(train, validation, Examples.of(parts.test) if len(parts.test["x"]) else None)
+
+
+UNPICKLABLE = (pickle.PicklingError, AttributeError, TypeError)
+"""What pickling raises of an object that can't be."""
+
+
+def not_sent(why: str, algorithm: Algorithm, error: Exception) -> ValueError:
+    """The error of an algorithm that would have to be pickled and can't be: why it would have to, and what to do."""
+    return ValueError(
+        f"{why}, and this {type(algorithm).__name__} can't be pickled: {error}. Define its modules, losses and "
+        "functions at the top of a file instead of inside others or as a lambda, or take engine='loop'."
+    )
 
 
 def usable(stacked: Tree, count: int) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 from archipel.algorithm import Algorithm, Step
 from archipel.checks import above_zero, one_of, whole
 from archipel.clients.batched import Batched
-from archipel.clients.carrier import Outcome, log
+from archipel.clients.carrier import UNPICKLABLE, Outcome, log, not_sent
 from archipel.clients.crew import Crew, Work
 from archipel.clients.setting import Setting
 from archipel.clients.shared import Memory
@@ -120,7 +120,7 @@ class Processes:
         self._crew.rest()
         try:
             content, _ = self._board.dump(Operation(step, shared, key, training), self._names)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
+        except UNPICKLABLE as error:
             log.warning("%s can't be sent to workers, so it runs in this process: %s", step.__qualname__, error)
             yield from kernel.run(step, message, ids, key, training=training)
             return
@@ -170,12 +170,8 @@ class Processes:
     def _packed(self) -> Luggage:
         try:
             return Luggage.of(self._batched)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise ValueError(
-                f"Workers are spawned here and are sent the algorithm, and this {type(self.algorithm).__name__} can't "
-                f"be pickled: {error}. Define its modules, losses and functions at the top of a file instead of inside "
-                "others or as a lambda, or take engine='loop'."
-            ) from error
+        except UNPICKLABLE as error:
+            raise not_sent("Workers are spawned here and are sent the algorithm", self.algorithm, error) from error
 
     def _start(self, seat: int, connection: Connection, slots: Sequence[Memory]) -> BaseProcess:
         if self._luggage is None and self.kernel == "batched":

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from archipel import keys
 from archipel.algorithm import Algorithm, Step
-from archipel.clients.carrier import Outcome, client_data
+from archipel.clients.carrier import UNPICKLABLE, Outcome, client_data, not_sent
 from archipel.clients.states import States
 from archipel.clients.wire_format import decode, encode
 from archipel.data.federation import Federation
@@ -63,12 +63,8 @@ class Wire:
         self.algorithm = algorithm
         try:
             pickled = pickle.dumps(algorithm)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise ValueError(
-                f"The wire sends the algorithm to another process, and this {type(algorithm).__name__} can't be "
-                f"pickled: {error}. Define its modules, losses and functions at the top of a file instead of inside "
-                "others or as a lambda, or take engine='loop'."
-            ) from error
+        except UNPICKLABLE as error:
+            raise not_sent("The wire sends the algorithm to another process", algorithm, error) from error
         context = multiprocessing.get_context("spawn")
         self._connection, there = context.Pipe()
         self._process = context.Process(target=_serve, args=(there,), daemon=True)
