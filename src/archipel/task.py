@@ -16,6 +16,7 @@ from archipel import keys
 from archipel.data.inputs import Inputs
 from archipel.keys import batched
 from archipel.local import Batch
+from archipel.pooling import pool_first
 from archipel.trees import Tree
 
 T = TypeVar("T")
@@ -107,14 +108,14 @@ class Network:
         x = self.inputs.normalise(x) if self.inputs is not None else x
         if x.dim() == 4 and not batched():
             x = _channels_last(x)
-        if self.module.training is not train:
-            self.module.train(train)
+        if self._carried_out.training is not train:
+            self._carried_out.train(train)
         places = [place for place in self._places if place[2] in named]
         own = [store[key] for store, key, _ in places]
         try:
             for store, key, name in places:
                 store[key] = named[name]
-            out = self.module(x)
+            out = self._carried_out(x)
             # Read back, since a module may put new buffers in place of those it was given.
             kept |= {name: store[key] for store, key, name in places if name in kept}
         except ValueError as error:
@@ -131,6 +132,10 @@ class Network:
         return out, _nest(kept) if train else buffers
 
     @cached_property
+    def _carried_out(self) -> nn.Module:
+        return pool_first(self.module)
+
+    @cached_property
     def _places(self) -> list[tuple[dict[str, Any], str, str]]:
         """Where the module keeps its tensors: the dictionary, the key in it, and the name in a tree of parameters.
 
@@ -140,7 +145,7 @@ class Network:
         names: dict[int, str] = {}
         return [
             (store, key, names.setdefault(id(tensor), f"{path}.{key}" if path else key))
-            for path, part in self.module.named_modules()
+            for path, part in self._carried_out.named_modules()
             for store in (part._parameters, part._buffers)
             for key, tensor in store.items()
             if tensor is not None
@@ -148,7 +153,7 @@ class Network:
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy looks for the places in its own module.
-        return {name: value for name, value in self.__dict__.items() if name != "_places"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_carried_out", "_places")}
 
 
 @dataclass(frozen=True, eq=False)
