@@ -75,6 +75,7 @@ def test_the_bare_loop_and_archipel_learn_the_same_model(folder, model, engine):
         ("vmap", "momentum", {"chunk": 2}),
         ("vmap", "mlp", {"chunk": 3}),
         ("vmap", "cnn", {"chunk": 2}),
+        ("loop", "cnn", {"pooling_first": True}),
         ("by-hand", "linear", {"chunk": 2}),
         ("by-hand", "momentum", {"chunk": 10}),
     ],
@@ -249,8 +250,9 @@ def test_targets_say_what_was_measured():
     # turn by turn 2/4 and 4/5; fluke failed, and doesn't count
     fastest = rows["W1: Archipel ÷ the fastest other simulator (Flower)"]
     assert (fastest.value, fastest.least, fastest.greatest) == pytest.approx((0.65, 0.5, 0.8))
-    pair = rows["W1: Archipel ÷ the bare loop on 2 processes"]
+    pair = rows["W1: Archipel ÷ bare loop, 2 processes"]
     assert pair.row[2:] == ["1.50 (1.00–2.00)", "no"]
+    assert rows["W1: Archipel ÷ bare loop, 2 processes, pooling before ReLU"].row[2:] == ["not measured", ""]
     assert rows["W2: Archipel ÷ pfl-research"].value == pytest.approx((0.012 / 0.048 + 0.012 / 0.060) / 2)
     assert rows["W2: Archipel ÷ FedJAX"].row[2:] == ["not measured", ""]
     mixture = rows["W3: FedSPM with the incremental E-step ÷ FedAvg of encoder and router"]

@@ -14,6 +14,7 @@ from archipel.algorithm import Algorithm
 from archipel.algorithms import FPFC, Ditto, FedAvg, FedSPM, PFedMe
 from archipel.bench.speed_peers import networks, shards
 from archipel.bench.speed_work import Work
+from archipel.clients.setting import Precision
 from archipel.data.federation import Client, Federation
 from archipel.data.inputs import Inputs
 from archipel.engine import Moment, fit
@@ -88,6 +89,7 @@ def run(
     *,
     engine: Any = "auto",
     workers: int | None = None,
+    precision: Precision = "float32",
     rounds: int = 1_000_000,
 ) -> None:
     """Trains, round after round.
@@ -98,6 +100,7 @@ def run(
             an exception.
         engine: of :func:`archipel.fit`.
         workers: likewise.
+        precision: likewise.
         rounds: after which the run ends anyway.
     """
     clients = federation(work)
@@ -117,6 +120,7 @@ def run(
         cohort=cohort,
         engine=engine,
         workers=workers,
+        precision=precision,
         callbacks=[after],
     )
 

@@ -16,6 +16,7 @@ from torch import Tensor, multiprocessing, nn
 from archipel.bench.speed_archipel import INNER_STEPS, PENALTY
 from archipel.bench.speed_peers import networks, shards
 from archipel.bench.speed_work import Work
+from archipel.pooling import pool_first
 
 Params = list[Tensor]
 DITTO = 0.1
@@ -28,11 +29,13 @@ class BareLoop:
     Args:
         work: what to do.
         bfloat16: multiply and convolve in bfloat16 (autocast).
+        pooling_first: exchange ReLU and pooling, as Archipel does.
     """
 
-    def __init__(self, work: Work, bfloat16: bool = False) -> None:
+    def __init__(self, work: Work, bfloat16: bool = False, pooling_first: bool = False) -> None:
         self.work, self.bfloat16 = work, bfloat16
-        self.model = networks.started(work.plain)
+        model: nn.Module = networks.started(work.plain)
+        self.model = pool_first(model) if pooling_first else model
         self.params: Params = list(self.model.parameters())
         x, y = (torch.from_numpy(values) for values in shards.read(work.plain))
         self.clients = [(x[place], y[place]) for place in shards.places(work.plain, len(x))]
@@ -110,9 +113,15 @@ class BareLoop:
 
 
 class TwoProcesses:
-    """Two bare loops in processes that live on, one thread each; models pass through shared memory."""
+    """Two bare loops in processes that live on, one thread each; models pass through shared memory.
 
-    def __init__(self, work: Work, bfloat16: bool = False, processes: int = 2) -> None:
+    Args:
+        work: what to do.
+        processes: how many.
+        options: of :class:`BareLoop`.
+    """
+
+    def __init__(self, work: Work, processes: int = 2, **options: bool) -> None:
         model = networks.started(work.plain)
         self.theta = [p.detach().clone().share_memory_() for p in model.parameters()]
         self.totals = [[torch.zeros_like(p).share_memory_() for p in self.theta] for _ in range(processes)]
@@ -120,7 +129,7 @@ class TwoProcesses:
         self.workers, self.ends = [], []
         for total in self.totals:
             here, there = context.Pipe()
-            worker = context.Process(target=_serve, args=(work.plain, bfloat16, self.theta, total, there), daemon=True)
+            worker = context.Process(target=_serve, args=(work.plain, options, self.theta, total, there), daemon=True)
             worker.start()
             there.close()
             self.workers.append(worker)
@@ -145,9 +154,9 @@ class TwoProcesses:
             worker.join(10)
 
 
-def _serve(plain: dict[str, Any], bfloat16: bool, theta: Params, total: Params, end: Connection) -> None:
+def _serve(plain: dict[str, Any], options: dict[str, bool], theta: Params, total: Params, end: Connection) -> None:
     torch.set_num_threads(1)
-    loop = BareLoop(Work.of(plain), bfloat16)
+    loop = BareLoop(Work.of(plain), **options)
     while True:
         try:
             ids = end.recv()

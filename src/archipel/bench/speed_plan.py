@@ -20,10 +20,11 @@ W3 = Work(
 W5 = Work(clients=100_000, cohort=1000, examples=10, batch=5, stored="bytes")
 W6 = Work(clients=300, cohort=300, examples=60, batch=20, shape=(1, 14, 14))
 TINY = Work(clients=100, cohort=100, examples=60, batch=20, shape=(1, 4, 4))
-ARCHIPEL, LOOP, PAIR, VMAP, HAND = (
+ARCHIPEL, LOOP, PAIR, POOLING, VMAP, HAND = (
     "Archipel",
     "bare loop",
     "bare loop, 2 processes",
+    "bare loop, 2 processes, pooling before ReLU",
     "bare vmap(grad)",
     "batched products by hand",
 )
@@ -65,8 +66,10 @@ def workloads(fast: bool = False) -> dict[str, Workload]:
             [
                 Contender(ARCHIPEL, "archipel", W1),
                 *([] if fast else engines(W1)),
+                *([] if fast else [Contender(f"{ARCHIPEL}, bfloat16", "archipel", W1, {"precision": "bfloat16"})]),
                 *([] if fast else [Contender(LOOP, "loop", W1)]),
                 Contender(PAIR, "processes", W1),
+                Contender(POOLING, "processes", W1, {"pooling_first": True}),
                 *([] if fast else [Contender(f"{PAIR}, bfloat16", "processes", W1, {"bfloat16": True})]),
                 *([] if fast else [Contender(VMAP, "vmap", W1, {"chunk": 8})]),
                 *peers(W1, fast),

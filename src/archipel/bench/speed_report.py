@@ -20,6 +20,7 @@ from archipel.bench.speed_plan import (
     LOOP,
     PAIR,
     PLAIN,
+    POOLING,
     ROUTER,
     TINY,
 )
@@ -114,7 +115,8 @@ def reaches(results: Results) -> list[Reach]:
     W1, W2, W3 = (results.get(name, {}) for name in ("W1", "W2", "W3"))
     return [
         _against("W1: Archipel ÷ the fastest other simulator", 0.8, W1, _fastest(W1, list(PEERS))),
-        _against("W1: Archipel ÷ the bare loop on 2 processes", 1.1, W1, PAIR),
+        _against(f"W1: Archipel ÷ {PAIR}", 1.1, W1, PAIR),
+        _against(f"W1: Archipel ÷ {POOLING}", 1.1, W1, POOLING),
         _against("W2: Archipel ÷ pfl-research", 0.35, W2, _fastest(W2, ["pfl"])),
         _against("W2: Archipel ÷ FedJAX", 1.0, W2, _fastest(W2, ["fedjax"])),
         _mixture(W3),
@@ -133,7 +135,7 @@ def _fastest(found: Found, kinds: Sequence[str]) -> str | None:
 def _against(what: str, most: float, found: Found, other: str | None) -> Reach:
     if other is None or not usable(found.get(ARCHIPEL)) or not usable(found.get(other)):
         return Reach(what, most, None)
-    named = what if other in what or other == PAIR else f"{what} ({other})"
+    named = what if other in what else f"{what} ({other})"
     return Reach(named, most, *ratio(found[ARCHIPEL], found[other]))
 
 
