@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from archipel import keys
 from archipel.stacked import take_rows
+from archipel.windows import Window
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,8 @@ class Examples:
     """Columns with one row an example, perhaps padded so that clients of different sizes can be batched.
 
     Args:
-        columns: by name, tensors of shape ``(N, …)``; ``"x"`` and ``"y"`` come from the federation, a step may add
-            its own (responsibilities) by :meth:`adding`.
+        held: columns by name, tensors of shape ``(N, …)`` or windows of that length; ``"x"`` and ``"y"`` come from the
+            federation, a step may add its own (responsibilities) by :meth:`adding`.
         count: int64 of shape ``()``, how many of the N rows are real; the real ones come first.
         fewest: the smallest count in the batch of clients this client is stacked with; its own when it stands alone.
 
@@ -31,7 +32,7 @@ class Examples:
     (3, 3, [0, 1, 1])
     """
 
-    columns: dict[str, Tensor]
+    held: Mapping[str, Tensor | Window]
     count: Tensor
     fewest: int
 
@@ -42,40 +43,57 @@ class Examples:
         return cls(columns, torch.tensor(length), length)
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.columns[name]
+        column = self.held[name]
+        return column.take(self._rows) if isinstance(column, Window) else column
+
+    @property
+    def columns(self) -> dict[str, Tensor]:
+        """All rows of every column."""
+        return {name: self[name] for name in self.held}
 
     @property
     def length(self) -> int:
         """N, the padded number of rows."""
-        return len(next(iter(self.columns.values())))
+        return len(next(iter(self.held.values())))
 
     @property
     def mask(self) -> Tensor:
         """``(N,)``, true for real rows."""
-        return torch.arange(self.length, device=self.count.device) < self.count
+        return self._rows < self.count
+
+    @property
+    def _rows(self) -> Tensor:
+        return torch.arange(self.length, device=self.count.device)
 
     def adding(self, **columns: Tensor) -> Examples:
         """The same examples with more columns."""
-        return replace(self, columns=self.columns | columns)
+        return replace(self, held={**self.held, **columns})
 
     def take(self, index: Tensor) -> dict[str, Tensor]:
         """Rows of every column."""
-        return {name: take_rows(column, index) for name, column in self.columns.items()}
+        return {
+            name: column.take(index) if isinstance(column, Window) else take_rows(column, index)
+            for name, column in self.held.items()
+        }
 
     def pieces(self, size: int) -> Iterator[dict[str, Tensor]]:
         """The rows in order, at most ``size`` at a time, padding included: for passes over all the data."""
         for start in range(0, self.length, size):
-            yield {name: column[start : start + size] for name, column in self.columns.items()}
+            piece = slice(start, start + size)
+            yield {
+                name: column.take(self._rows[piece]) if isinstance(column, Window) else column[piece]
+                for name, column in self.held.items()
+            }
 
 
 def _unflatten(children: Iterable[Any], fewest: int) -> Examples:
-    columns, count = children
-    return Examples(columns, count, fewest)
+    held, count = children
+    return Examples(held, count, fewest)
 
 
 pytree.register_pytree_node(
     Examples,
-    lambda node: ([node.columns, node.count], node.fewest),
+    lambda node: ([node.held, node.count], node.fewest),
     _unflatten,
     serialized_type_name="archipel.examples.Examples",
 )
@@ -164,9 +182,11 @@ class Draws:
         if rows is None or self.order is None:
             return self.index[step, :rows]
         if not isinstance(self.count, int):
-            return self.order.narrow(0, step * self.size, rows)  # of the first pass
-        which, at = divmod(step, _batches(self.count, self.size))
-        return self.order.narrow(0, which * self.length + at * self.size, rows)
+            first = step * self.size  # of the first pass
+        else:
+            which, at = divmod(step, _batches(self.count, self.size))
+            first = which * self.length + at * self.size
+        return self.order[first : first + rows]
 
     @cached_property
     def _layout(self) -> tuple[Tensor, Tensor, Tensor]:

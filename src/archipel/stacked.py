@@ -101,12 +101,14 @@ def take_rows(column: Tensor, index: Tensor) -> Tensor:
     around = _functorch.get_interpreter_stack()
     if not around:
         return column.index_select(0, index)
-    if len(around) > 1 or not (_functorch.is_batchedtensor(column) and _functorch.is_batchedtensor(index)):
+    if len(around) > 1 or not _functorch.is_batchedtensor(index):
         return column[index]
     # vmap's own rules gather number by number, or keep an index for every dimension.
     stack = Stack.here()
     with stack.beneath():
         stacked, places = stack.under(column), stack.under(index)
-        first = torch.arange(len(stacked), device=places.device)[:, None] * stacked.shape[1]
-        rows = stacked.flatten(0, 1).index_select(0, (places + first).reshape(-1))
+        if stacked is not column:  # each client has a column of its own
+            places = places + torch.arange(len(stacked), device=places.device)[:, None] * stacked.shape[1]
+            stacked = stacked.flatten(0, 1)
+        rows = stacked.index_select(0, places.reshape(-1))
         return stack.row(rows.unflatten(0, places.shape))

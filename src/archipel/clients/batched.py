@@ -34,6 +34,7 @@ from archipel.trees import (
     row,
     tree_map,
 )
+from archipel.windows import Window
 
 CACHE = 16 * 2**20
 """Bytes of a processor's cache that a chunk's stacked parameters, gradients and states may take by default."""
@@ -149,7 +150,7 @@ class Batched:
         states, own = self.setting.there(self.states.read(ids)), self.setting.there(keys.fold(key, ids))
         sent, data = self.setting.there(sent), self._data(ids, training)
         with self.setting.inside():
-            batched = torch.func.vmap(step, in_dims=(0, dims, 0, 0), randomness="error")
+            batched = torch.func.vmap(step, in_dims=(0, dims, _stacked(data), 0), randomness="error")
             result: tuple[Tree, Tree] = batched(states, sent, data, own)
             return result
 
@@ -227,17 +228,26 @@ class _Rows:
         return cls(joined, counts, counts.cumsum(0) - counts, int(counts.max()))
 
     def rows(self, ids: Tensor) -> Examples:
-        """These clients' examples, padded: ``(k, N, …)``. Padding repeats a real row, harmless to what a model does."""
+        """These clients' examples, ``(k, N, …)``: lying as they are where that is a view, else windows."""
         which, counts = consecutive(ids), self.counts[ids]
-        if bool((self.counts == self.longest).all()):
-            columns = {name: c.unflatten(0, (-1, self.longest))[which] for name, c in self.columns.items()}
+        device = next(iter(self.columns.values())).device
+        held: dict[str, Tensor | Window]
+        if isinstance(which, slice) and bool((self.counts == self.longest).all()):
+            held = {name: column.unflatten(0, (-1, self.longest))[which] for name, column in self.columns.items()}
         else:
-            # A client without any example of this part is padded with whatever row comes next.
-            within = torch.minimum(torch.arange(self.longest), (counts[:, None] - 1).clamp(min=0))
-            place = (self.starts[ids][:, None] + within).clamp(max=int(self.counts.sum()) - 1)
-            columns = {name: c[place.to(c.device)] for name, c in self.columns.items()}
-        device = next(iter(columns.values())).device
-        return Examples(columns, counts.to(device), int(counts.min()))
+            first, last = self.starts[ids].to(device), (self.starts[ids] + counts - 1).to(device)
+            held = {name: Window(column, first, last, self.longest) for name, column in self.columns.items()}
+        return Examples(held, counts.to(device), int(counts.min()))
+
+
+def _stacked(data: ClientData) -> ClientData:
+    """Along which dimension clients are stacked: the first, but in the tables that all look at."""
+
+    def dims(node: Tensor | Window) -> Any:
+        return Window(None, 0, 0, node.length) if isinstance(node, Window) else 0  # type: ignore[arg-type]
+
+    found: ClientData = pytree.tree_map(dims, data, is_leaf=lambda node: isinstance(node, Window))
+    return found
 
 
 def _largest_gap(one: Tree, other: Tree) -> float:

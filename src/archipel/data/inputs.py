@@ -118,8 +118,12 @@ class Inputs:
         mean, gain = map(torch.from_numpy, self._constants[x.dtype == torch.float64])
         if not x.is_cpu:
             mean, gain = mean.to(x.device), gain.to(x.device)
-        # Subtracted first: what is left of large values with a small spread keeps its digits.
-        return x.to(mean.dtype).sub(mean).mul_(gain)
+        values = x.to(mean.dtype)
+        if not any(self.mean):
+            return values.mul(gain)
+        # Subtracted first: what is left of large values with a small spread keeps its digits. In place where the values
+        # are already a copy, since writing new memory takes longer than the arithmetic.
+        return (values.sub(mean) if values is x else values.sub_(mean)).mul_(gain)
 
     @cached_property
     def _constants(self) -> list[tuple[Array, Array]]:
