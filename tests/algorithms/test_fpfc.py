@@ -12,7 +12,8 @@ from stepwise import PAIRS, arrays, federation_of, gradients, rounds_of, states_
 from torch import nn
 
 from archipel import FPFC, SGD, classification, fit
-from archipel.algorithms.fpfc import lengths, shrinkage
+from archipel.algorithms.fpfc import shrinkage
+from archipel.algorithms.pairs import lengths
 from archipel.quadratic import Quadratic
 
 PENALTY = {"penalty": 1.0, "xi": 0.1, "a": 3.7}
@@ -127,11 +128,13 @@ def test_rounds_are_those_of_the_page(pairs):
         zeta = (omega[None] + theta - v / rho).mean(1)
         assert states_of(clients, "model") == pytest.approx(omega, abs=1e-12)
         assert server["models"]["theta"].numpy() == pytest.approx(omega, abs=1e-12)
-        s = algorithm._shrinkage(server["pairs"])
-        centres = algorithm.centres(server["models"], server["pairs"], s)["theta"].numpy()
+        length = lengths(server["pairs"])
+        s = algorithm._shrinkage(length)
+        centres = algorithm.centres(server["models"], server["pairs"], s, torch.arange(m))["theta"].numpy()
         assert centres == pytest.approx(zeta, abs=1e-12)
         i, j = np.triu_indices(m, 1)
-        assert (s * lengths(server["pairs"])).numpy() == pytest.approx(np.linalg.norm(theta[i, j], axis=1), abs=1e-12)
+        assert server["pairs"].numpy() == pytest.approx((theta + v / rho)[i, j], abs=1e-12)
+        assert (s * length).numpy() == pytest.approx(np.linalg.norm(theta[i, j], axis=1), abs=1e-12)
 
 
 def test_penalties_lead_from_local_optima_to_consensus():
@@ -197,7 +200,7 @@ def test_the_means_reach_those_who_did_not_take_part_too():
 def test_networks_cluster_too(uneven):
     algorithm = FPFC(classification(nn.Linear(3, 4), uneven), SGD(lr=0.1, epochs=1, batch=8), penalty=0.3, xi=0.1)
     run = fit(algorithm, uneven, rounds=3)
-    assert run.server["pairs"]["head"]["weight"].shape == (6, 3, 4)
+    assert run.server["pairs"].shape == (6, 4 * (3 + 1) + 3 * (4 + 1))  # 3 inputs, 4 units, 3 classes
     assert len(algorithm.clusters(run.server)) == 4
 
 

@@ -198,7 +198,7 @@ ROWS = {
     "FPFC": Row(
         lambda federation: FPFC(small(federation), FRESH, penalty=0.5, xi=0.05),
         per_client=tuple(f"models/{name}" for name in MODEL),
-        per_pair=tuple(f"pairs/{name}" for name in MODEL),
+        per_pair=("pairs",),
     ),
     "IFCA": Row(lambda federation: IFCA(small(federation), BLOCK, clusters=3)),
     "L2SGD": Row(lambda federation: L2SGD(small(federation), replace(BLOCK, steps=1), penalty=3.0, p=0.4)),

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from archipel import checks
 from archipel.algorithm import Algorithm, Clients, Info
+from archipel.algorithms import pairs
 from archipel.examples import ClientData
 from archipel.local import SGD, proximal, trained
 from archipel.task import Task
@@ -106,42 +107,36 @@ class FPFC(Algorithm):
     def init_server(self, clients: Clients, key: Tensor) -> Tree:
         model, m = self.task.init(key), clients.population
         _say_memory(m, nbytes(trained(model)))
-        rows = tree_map(lambda t: t.expand(m, *t.shape).clone(), trained(model))
-        pairs = tree_map(lambda t: t.new_zeros(m * (m - 1) // 2, *t.shape), trained(model))
+        models = tree_map(lambda t: t.expand(m, *t.shape).clone(), trained(model))
+        omega = pairs.flat(models)
+        # Zeros that take no memory.
+        delta = omega.new_zeros(()).expand(m * (m - 1) // 2, omega.shape[1])
         # Buffers, where the model has some, are never looked at again: the clients' own start from them.
-        return {"models": rows, "pairs": pairs} | {name: t for name, t in model.items() if name == "buffers"}
+        buffers = {name: t for name, t in model.items() if name == "buffers"}
+        return {"models": models, "pairs": delta} | buffers
 
     def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
         delta, m = server["pairs"], clients.population
-        i, j = torch.triu_indices(m, m, 1)
-        s = self._shrinkage(delta)
-        message = {"zeta": PerClient(self.centres(server["models"], delta, s)), "lr": self._rate(clients)}
+        length = pairs.lengths(delta)
+        s = self._shrinkage(length)
+        message = {"zeta": PerClient(self.centres(server["models"], delta, s, clients.ids)), "lr": self._rate(clients)}
         replies = clients.collect(self.train, message, key)
         models = put(server["models"], replies.ids, replies.value["model"])
-        active = torch.zeros(m, dtype=torch.bool).index_fill(0, replies.ids, True)
-        due = active[i] & active[j] if self.pairs == "both" else active[i] | active[j]
-        i, j, s = i[due], j[due], s[due]
         # δ ← ω_i − ω_j + v/ρ, with v/ρ = (1 − s) δ
-        ascended = tree_map(lambda d, w: w[i] - w[j] + along(1 - s, d[due]), delta, models)
-        delta = put(delta, due.nonzero()[:, 0], ascended)
-        found = self._clusters(delta, m, self.xi)
+        delta, length = pairs.ascend(
+            delta, length, 1 - s, pairs.flat(models), _among(replies.ids, m), both=self.pairs == "both"
+        )
+        found = self._clusters(length, m, self.xi)
         if self.final == "clusters" and clients.round + 1 == clients.rounds:
             models = means_within(found, models)
             clients.everyone.apply(self.settle, {"model": PerClient(models)}, key)
         info = {"loss": replies.value["loss"].mean(), "clusters": int(found.max()) + 1}
         return server | {"models": models, "pairs": delta}, info
 
-    def centres(self, models: Tree, delta: Tree, s: Tensor) -> Tree:
-        """ζ_i for all i, ``(m, …)``: θ − v/ρ = (2s − 1) δ for i < j, and the opposite for j."""
-        m = len(leaves(models)[0])
-        i, j = torch.triu_indices(m, m, 1)
-
-        def centre(w: Tensor, d: Tensor) -> Tensor:
-            reflected = along(2 * s - 1, d)
-            pulls = torch.zeros_like(w).index_add_(0, i, reflected).index_add_(0, j, reflected, alpha=-1)
-            return w.mean(0) + pulls / m
-
-        return tree_map(centre, models, delta)
+    def centres(self, models: Tree, delta: Tensor, s: Tensor, ids: Tensor) -> Tree:
+        """ζ_i of these clients, ``(m, …)``: of each pair θ − v/ρ = (2s − 1) δ. Rows of others aren't whole sums."""
+        omega, m = pairs.flat(models), len(leaves(models)[0])
+        return pairs.parted(omega.mean(0) + pairs.pulls(delta, 2 * s - 1, _among(ids, m)) / m, models)
 
     def clusters(self, server: Tree, tolerance: float | None = None) -> Tensor:
         """``(m,)`` cluster numbers: clients joined by pairs with ‖θ_ij‖ up to the tolerance.
@@ -151,16 +146,16 @@ class FPFC(Algorithm):
             tolerance: default: ξ, up to which the penalty is quadratic and shrinks all differences by one factor.
         """
         m = len(leaves(server["models"])[0])
-        return self._clusters(server["pairs"], m, self.xi if tolerance is None else tolerance)
+        return self._clusters(pairs.lengths(server["pairs"]), m, self.xi if tolerance is None else tolerance)
 
-    def _clusters(self, delta: Tree, m: int, tolerance: float) -> Tensor:
+    def _clusters(self, length: Tensor, m: int, tolerance: float) -> Tensor:
         i, j = torch.triu_indices(m, m, 1)
-        close = self._shrinkage(delta) * lengths(delta) <= tolerance * (1 + 1e-6)  # θ = ξ is rounded to either side
+        close = self._shrinkage(length) * length <= tolerance * (1 + 1e-6)  # θ = ξ is rounded to either side
         graph = coo_array((close[close].numpy(), (i[close].numpy(), j[close].numpy())), shape=(m, m))
         return torch.from_numpy(connected_components(graph, directed=False)[1].astype("int64"))
 
-    def _shrinkage(self, delta: Tree) -> Tensor:
-        return shrinkage(lengths(delta), self.penalty, self.xi, self.a, self.rho)
+    def _shrinkage(self, length: Tensor) -> Tensor:
+        return shrinkage(length, self.penalty, self.xi, self.a, self.rho)
 
     # The clients
 
@@ -213,25 +208,20 @@ def means_within(clusters: Tensor, rows: Tree) -> Tree:
     return tree_map(lambda t: torch.tensordot(shares, t.double(), dims=1).to(t.dtype), rows)
 
 
-def lengths(rows: Tree) -> Tensor:
-    """The norm of each row of stacked trees, all leaves together."""
-    return torch.stack([t.flatten(1).square().sum(1) for t in leaves(rows)]).sum(0).sqrt()
-
-
 def put(rows: Tree, index: Tensor, new: Tree) -> Tree:
     """Stacked trees with new rows at these places."""
     return tree_map(lambda old, new: old.index_copy(0, index, new), rows, new)
 
 
-def along(factor: Tensor, rows: Tensor) -> Tensor:
-    """Each row times its own factor."""
-    return factor.to(rows.dtype).reshape(-1, *[1] * (rows.dim() - 1)) * rows
+def _among(ids: Tensor, m: int) -> Tensor:
+    """``(m,)``, true for those named."""
+    return torch.zeros(m, dtype=torch.bool).index_fill(0, ids, True)
 
 
 def _say_memory(m: int, model: int) -> None:
-    pairs = m * (m - 1) // 2
-    needed, there = (pairs + m) * model, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    text = f"FPFC keeps a model for each of {pairs} pairs of {m} clients: {needed / 1e6:.1f} MB, up to four times that"
+    count = m * (m - 1) // 2
+    needed, there = (count + m) * model, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    text = f"FPFC keeps a model for each of {count} pairs of {m} clients: {needed / 1e6:.1f} MB, twice that"
     log.info("%s during a round.", text)
     if needed > there:
         raise MemoryError(
