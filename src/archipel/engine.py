@@ -28,6 +28,7 @@ from archipel.clients.setting import Precision, Setting
 from archipel.clients.states import States
 from archipel.data.federation import Federation
 from archipel.evaluate import evaluate
+from archipel.forward import Compile, MemoryFormat
 from archipel.groups import Groups, numbered
 from archipel.local import SGD
 from archipel.progress import RoundBar
@@ -72,6 +73,8 @@ def fit(
     workers: int | None = None,
     device: torch.device | str = "cpu",
     precision: Precision = "float32",
+    memory_format: MemoryFormat = "channels_last",
+    compile: Compile | None = None,
     states: Where = "auto",
     evaluate_every: int | None = None,
     callbacks: Sequence[Callback] = (),
@@ -100,6 +103,11 @@ def fit(
         workers: threads or processes; default: one a core where it pays.
         device: where steps compute: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, …. The server stays on the CPU.
         precision: of matrix products and convolutions in steps: ``"float32"`` or ``"bfloat16"``.
+        memory_format: of images in networks, in steps: ``"channels_last"`` or ``"contiguous"``. Results agree up to
+            rounding.
+        compile: networks go through ``torch.compile`` in steps, in its mode ``"default"`` or, for CUDA graphs on a GPU,
+            ``"reduce-overhead"``; default: they don't. Compiling takes a minute at the start and needs a C++ compiler.
+            Results agree with those without it up to rounding.
         states: where the clients' states are kept: ``"memory"``; ``"disk"``, in a file that is gone when the run is; or
             ``"auto"``: on disk, and told in the log, where they would take more than half of the available memory.
         evaluate_every: rounds between evaluations; default: only the last model. The last is always evaluated.
@@ -130,7 +138,7 @@ def fit(
     root = keys.key(seed)
     sizes, cohort = federation.sizes, cohort or Full()
     place = Path(folder) if folder is not None else None
-    table, setting = States(sizes, store_in(states, place)), Setting(device, precision)
+    table, setting = States(sizes, store_in(states, place)), Setting(device, precision, memory_format, compile)
     carrier, why = choose(engine, algorithm, federation, workers, table, setting)
     log.info("engine: %s; %s", carrier.describe()["engine"], why)
     identity = {

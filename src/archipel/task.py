@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from archipel import keys
 from archipel.data.inputs import Inputs
-from archipel.keys import batched
+from archipel.forward import Named, Watched, arranged, compiled, compiling
 from archipel.local import Batch
 from archipel.pooling import pool_first
 from archipel.trees import Tree
@@ -103,21 +103,17 @@ class Network:
 
     def __call__(self, params: Tree, buffers: Tree, x: Tensor, train: bool = False) -> tuple[Tensor, Tree]:
         """Outputs, and the buffers as they are afterwards (changed only by training: BatchNorm's statistics)."""
-        kept = {name: t.clone() if train else t for name, t in _unnest(buffers).items()}
-        named = _unnest(params) | kept
-        x = self.inputs.normalise(x) if self.inputs is not None else x
-        if x.dim() == 4 and not batched():
-            x = _channels_last(x)
+        named, before = _unnest(params), _unnest(buffers)
+        x = arranged(self.inputs.normalise(x) if self.inputs is not None else x)
         if self._carried_out.training is not train:
             self._carried_out.train(train)
-        places = [place for place in self._places if place[2] in named]
-        own = [store[key] for store, key, _ in places]
         try:
-            for store, key, name in places:
-                store[key] = named[name]
-            out = self._carried_out(x)
-            # Read back, since a module may put new buffers in place of those it was given.
-            kept |= {name: store[key] for store, key, name in places if name in kept}
+            if mode := compiling():
+                watched = {f"module.{name}": tensor for name, tensor in (named | before).items()}
+                out, after = compiled(mode, self._watched, watched, x)
+                kept = {name: after[f"module.{name}"] for name in before}
+            else:
+                out, kept = self._pass(named, {name: t.clone() if train else t for name, t in before.items()}, x)
         except ValueError as error:
             if "more than 1 value per channel" not in str(error):
                 raise
@@ -126,14 +122,30 @@ class Network:
                 "pass or all it holds. Change the solver's batch (None: all data in every step), leave out clients of "
                 "one example, or take GroupNorm."
             ) from error
+        return out, _nest(kept) if train else buffers
+
+    def _pass(self, params: Named, buffers: Named, x: Tensor) -> tuple[Tensor, Named]:
+        """The output, and the buffers afterwards; what is given of them may change."""
+        named = params | buffers
+        places = [place for place in self._places if place[2] in named]
+        own = [store[key] for store, key, _ in places]
+        try:
+            for store, key, name in places:
+                store[key] = named[name]
+            out = self._carried_out(x)
+            # Read back, since a module may put new buffers in place of those it was given.
+            return out, buffers | {name: store[key] for store, key, name in places if name in buffers}
         finally:
             for (store, key, _), tensor in zip(places, own, strict=True):
                 store[key] = tensor
-        return out, _nest(kept) if train else buffers
 
     @cached_property
     def _carried_out(self) -> nn.Module:
         return pool_first(self.module)
+
+    @cached_property
+    def _watched(self) -> Watched:
+        return Watched(self._carried_out)
 
     @cached_property
     def _places(self) -> list[tuple[dict[str, Any], str, str]]:
@@ -153,7 +165,8 @@ class Network:
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy looks for the places in its own module.
-        return {name: value for name, value in self.__dict__.items() if name not in ("_carried_out", "_places")}
+        own = ("_carried_out", "_watched", "_places")
+        return {name: value for name, value in self.__dict__.items() if name not in own}
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,15 +198,6 @@ class Copies:
         passes = {c: self.network(params[c], buffers.get(c, {}), x, train) for c in params}
         after = {c: buffers for c, (_, buffers) in passes.items() if buffers}
         return torch.stack([z for z, _ in passes.values()], dim=1), after
-
-
-def _channels_last(x: Tensor) -> Tensor:
-    """Images ``(n, C, H, W)`` in the format in which CPUs' convolutions are fastest; ``vmap`` has no rule for it."""
-    x = x.contiguous(memory_format=torch.channels_last)
-    if x.shape[1] > 1:
-        return x
-    # Grey images lie alike in both formats, and convolutions take them for the slow one unless the strides say more.
-    return x.as_strided(x.shape, (x.shape[2] * x.shape[3], 1, x.shape[3], 1))
 
 
 def _nest(named: dict[str, Tensor]) -> Tree:

@@ -68,6 +68,11 @@ def choose(
             several = workers or torch.cuda.device_count()
         return Processes(algorithm, federation, several, kernel, states=states, setting=setting), given
     if engine == "wire":
+        if settings := setting.describe():
+            raise ValueError(
+                f"engine='wire' is for tests, and computes as the defaults say; given {settings}. Leave the settings "
+                "out, or take another engine."
+            )
         return Wire(algorithm, federation, states), given
     if apart:
         threads = several if apart == "convolutions" and setting.at_home else 1

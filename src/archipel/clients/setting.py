@@ -1,14 +1,16 @@
-"""On which device steps compute, and how precisely: a setting of the run, of which algorithms know nothing."""
+"""On which device steps compute, how precisely, and how networks are carried out: a setting of the run, of which
+algorithms know nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import torch
 
+from archipel.forward import COMPILES, MEMORY_FORMATS, Compile, Manner, MemoryFormat
 from archipel.trees import PerClient, Tree, tree_map
 
 Precision = Literal["float32", "bfloat16"]
@@ -23,9 +25,14 @@ class Setting:
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ….
         precision: of matrix products and convolutions inside steps: ``"float32"``, or ``"bfloat16"`` by torch's
             autocast. Parameters, sums and whatever is already float64 keep their own.
+        memory_format: of images in networks: ``"channels_last"``, in which convolutions on CPUs are fastest, and
+            on GPUs in bfloat16; or ``"contiguous"``. It is nothing to clients in batches. Dropout on images draws in
+            the order in which they lie; else results agree up to rounding.
+        compile: networks go through ``torch.compile`` in this mode of it: ``"default"``, or ``"reduce-overhead"``,
+            which on a GPU replays them as CUDA graphs; ``None``: they don't. See :mod:`archipel.forward`.
 
     Raises:
-        ValueError: another precision, or a device that this machine hasn't got.
+        ValueError: a value that isn't among these, or a device that this machine hasn't got.
 
     >>> Setting("cpu").device
     device(type='cpu')
@@ -33,10 +40,18 @@ class Setting:
 
     device: torch.device | str = "cpu"
     precision: Precision = "float32"
+    memory_format: MemoryFormat = "channels_last"
+    compile: Compile | None = None
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision must be one of {', '.join(map(repr, PRECISIONS))}; given {self.precision!r}.")
+        if self.memory_format not in MEMORY_FORMATS:
+            allowed = " or ".join(map(repr, MEMORY_FORMATS))
+            raise ValueError(f"memory_format must be {allowed}; given {self.memory_format!r}.")
+        if self.compile not in (None, *COMPILES):
+            allowed = " or ".join(map(repr, COMPILES))
+            raise ValueError(f"compile must be None, {allowed}, a mode of torch.compile; given {self.compile!r}.")
         try:
             device = torch.device(self.device)
             torch.empty(0, device=device)
@@ -56,6 +71,7 @@ class Setting:
         """Where a step runs: nothing is differentiated unless it asks, and what it makes is made on the device."""
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
+            stack.enter_context(Manner(self.memory_format, self.compile).inside())
             if not self.at_home:
                 stack.enter_context(torch.device(self.device))
             if self.precision == "bfloat16":
@@ -65,7 +81,10 @@ class Setting:
             yield
 
     def there(self, tree: Tree) -> Tree:
-        """The tree on the device; the copy doesn't wait. Tables with a row a client stay, until a row is taken."""
+        """The tree on the device. Tables with a row a client stay in memory, until a row is taken.
+
+        Nobody waits for copies from pinned memory. Other memory is staged by the driver, and may change thereafter.
+        """
         if self.at_home:
             return tree
         return tree_map(lambda t: t if isinstance(t, PerClient) else t.to(self.device, non_blocking=True), tree)
@@ -80,6 +99,7 @@ class Setting:
             return self.back(function(*map(self.there, trees)))
 
     def describe(self) -> dict[str, Any]:
-        """What differs from the machine's own memory and float32."""
+        """What differs from the defaults."""
         found = {} if self.at_home else {"device": str(self.device)}
-        return found | ({} if self.precision == "float32" else {"precision": self.precision})
+        others = (field for field in fields(self) if field.name != "device")
+        return found | {f.name: value for f in others if (value := getattr(self, f.name)) != f.default}

@@ -29,6 +29,8 @@ class RunConfig(Section):
     workers: Positive | None = None
     device: str = "cpu"
     precision: Literal["float32", "bfloat16"] = "float32"
+    memory_format: Literal["channels_last", "contiguous"] = "channels_last"
+    compile: Literal["default", "reduce-overhead"] | None = None
     states: Literal["auto", "memory", "disk"] = "auto"
     checkpoint_every: Positive = 10
     data: Annotated[Divided | Natural | Arrays, Field(discriminator="source")]

@@ -35,6 +35,8 @@ WITHOUT_EFFECT = {
     "workers",
     "device",
     "precision",
+    "memory_format",
+    "compile",
     "states",
     "evaluate_every",
     "checkpoint_every",
@@ -98,6 +100,8 @@ def train(
         workers=config.workers,
         device=config.device,
         precision=config.precision,
+        memory_format=config.memory_format,
+        compile=config.compile,
         states=config.states,
         evaluate_every=config.evaluate_every,
         callbacks=callbacks,
@@ -145,7 +149,8 @@ def reevaluate(folder: Path) -> tuple[Run, Evaluation]:
         )
     torch.set_num_threads(1)
     run = load(folder)
-    states, setting = States(federation.sizes, store_in("auto", folder)), Setting(config.device, config.precision)
+    states = States(federation.sizes, store_in("auto", folder))
+    setting = Setting(config.device, config.precision, config.memory_format, config.compile)
     carrier, _ = choose(config.engine, run.algorithm, federation, config.workers, states, setting)
     try:
         carrier.states.load(run.clients)
