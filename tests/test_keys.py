@@ -126,6 +126,22 @@ def test_several_keys_at_once_are_each_by_itself():
             assert torch.equal(orders[i, j], keys.permutation(batch[i, j], 9, 5))
 
 
+@pytest.mark.parametrize(
+    ("length", "count"),
+    # one piece of 8192 words, several, pieces that end exactly, and counts that many pieces are needed for
+    [(1, 1), (7, 3), (7, 7), (8192, 5), (8193, 8193), (16_384, 100), (50_000, 1), (50_000, 300), (50_000, 40_000)],
+)
+def test_the_largest_words_are_those_that_sorting_finds(length, count):
+    for seed in range(3):
+        key = keys.key(seed)
+        words = keys.bits(key, length).numpy().view(np.uint64)
+        expected = np.sort(np.argsort(words)[length - count :])
+        assert keys.largest(key, length, count).tolist() == expected.tolist()
+    stacked = keys.fold(keys.key(0), torch.arange(2))
+    together = torch.func.vmap(lambda k: keys.largest(k, length, count))(stacked)
+    assert torch.equal(together, torch.stack([keys.largest(k, length, count) for k in stacked]))
+
+
 def test_torch_generator_is_keyed_inside_and_untouched_outside():
     torch.manual_seed(5)
     undisturbed = torch.rand(3)

@@ -257,6 +257,29 @@ def test_a_shift_of_zero_changes_no_bit(how):
         assert all(torch.equal(one.params[name], other.params[name]) for name in start())
 
 
+def test_trees_of_a_run_pair_by_name_and_not_by_position():
+    solver, examples = SGD(lr=0.1, steps=3, batch=4, momentum=0.9), Examples.of(client(10))
+    velocity = tree_map(lambda p: p + 1, start())
+
+    def swapped(tree):
+        return dict(reversed(tree.items()))
+
+    def ends(order):
+        end = solver.minimise(
+            loss,
+            start(),
+            examples,
+            keys.key(0),
+            solver.rate(0, 1),
+            order(velocity),
+            shift=lambda params: order(tree_map(lambda p: 0.3 * p, params)),
+            project=lambda params: order(tree_map(lambda p: 0.9 * p, params)),
+        )
+        return end.params["w"], end.params["b"]
+
+    assert all(map(torch.equal, ends(swapped), ends(dict)))
+
+
 def test_a_shift_may_hand_out_the_parameters_themselves():
     # θ ← θ − 1 · (g + θ): the step must not write into what it is still reading.
     solver = SGD(lr=1.0, steps=2, batch=None)

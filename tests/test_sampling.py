@@ -61,6 +61,14 @@ def test_a_cohort_follows_from_its_key():
     assert one == same != other
 
 
+def test_a_uniform_cohort_is_the_weighted_one_of_equal_clients():
+    # log n is the same for all, and Gumbel noise grows with the word that it is made of
+    sizes = torch.full((20_000,), 3)
+    for seed in range(5):
+        uniform, weighted = (Sample(count=100, weighted=w).draw(sizes, keys.key(seed)) for w in (False, True))
+        assert torch.equal(uniform, weighted)
+
+
 def test_bernoulli_clients_come_one_by_one():
     p, m = 0.3, 4
     each = keys.fold(keys.key(0), "cohort", torch.arange(ROUNDS))

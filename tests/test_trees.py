@@ -14,11 +14,13 @@ from archipel.trees import (
     finite,
     flatten,
     leaves,
+    leaves_like,
     nbytes,
     norm,
     stack,
     tree_map,
     unflatten,
+    with_leaves,
 )
 
 ODD_TREES = {
@@ -146,6 +148,25 @@ def test_trees_pair_by_name_and_not_by_position():
     swapped = {"b": torch.tensor([3.0, 5.0]), "a": torch.tensor([1.0, 2.0])}
     assert dot(left, swapped) == 39  # 1 + 4 + 9 + 25
     assert tree_map(torch.sub, left, swapped)["a"].tolist() == [0, 0]
+
+
+def test_leaves_come_in_the_order_of_a_pattern_and_go_back_into_it():
+    one, two, three = (torch.tensor(i) for i in (1, 2, 3))
+    pattern = {"a": {"c": one, "d": two}, "b": PerExample(three)}
+    swapped = {"b": PerExample(three), "a": {"d": two, "c": one}}
+    assert leaves_like(pattern, swapped) == leaves(pattern) == [one, two, three]
+    same(with_leaves(pattern, leaves_like(pattern, swapped)), pattern)
+    assert leaves((pattern, {}, (two,))) == [one, two, three, two]
+    with pytest.raises(ValueError, match="expected 2, but got 1"):
+        leaves_like(pattern, {"a": {"c": one}, "b": PerExample(three)})
+
+
+def test_a_sum_pairs_by_name_and_not_by_position():
+    total = Sum()
+    for rows in (1, 2):  # one client, and a batch
+        total.add({"a": torch.full((rows, 2), 4.0), "b": torch.zeros(rows, 2)}, torch.ones(rows))
+        total.add({"b": torch.zeros(rows, 2), "a": torch.full((rows, 2), 4.0)}, torch.ones(rows))
+    same(total.mean(), {"a": torch.full((2,), 4.0), "b": torch.zeros(2)})
 
 
 def test_finite_looks_at_floating_leaves():

