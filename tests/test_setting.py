@@ -101,9 +101,19 @@ def test_a_configuration_has_them(tmp_path: Path) -> None:
     assert "compile" not in checkpoint.facts["identity"]["engine"]
 
 
-class Strides(nn.Module):
+class Strides(nn.Conv2d):
+    """A convolution, since no other layer is asked about formats, that tells how its images lie."""
+
     def forward(self, x: Tensor) -> Tensor:
         return torch.tensor(x.stride(), dtype=torch.float32).expand(len(x), 4)
+
+
+def test_layers_that_do_not_convolve_take_images_as_they_lie() -> None:
+    class Told(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tensor(x.stride(), dtype=torch.float32).expand(len(x), 4)
+
+    assert Network(Told())({}, {}, torch.zeros(2, 2, 6, 6))[0][0].tolist() == [72, 36, 6, 1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +145,7 @@ def test_images_lie_as_is_said_wherever_steps_run(
     make = partial(Processes, kernel="loop") if where == "processes" else Loop
     carrier = make(algorithm, images, workers=1 if where == "loop" else 2, setting=setting)
     try:
-        outcomes = list(carrier.run(Look(Network(Strides())).look, {}, range(4), keys.key(0), training=False))
+        outcomes = list(carrier.run(Look(Network(Strides(2, 1, 1))).look, {}, range(4), keys.key(0), training=False))
     finally:
         carrier.close()
     assert [outcome.replies[0].tolist() for outcome in outcomes] == [strides] * 4

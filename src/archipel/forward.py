@@ -58,8 +58,8 @@ class Manner:
             _MANNER.reset(token)
 
 
-_USUAL = Manner()
-_MANNER = ContextVar("manner", default=_USUAL)
+USUAL = Manner()
+_MANNER = ContextVar("manner", default=USUAL)
 
 
 def arranged(x: Tensor) -> Tensor:

@@ -104,7 +104,9 @@ class Network:
     def __call__(self, params: Tree, buffers: Tree, x: Tensor, train: bool = False) -> tuple[Tensor, Tree]:
         """Outputs, and the buffers as they are afterwards (changed only by training: BatchNorm's statistics)."""
         named, before = _unnest(params), _unnest(buffers)
-        x = arranged(self.inputs.normalise(x) if self.inputs is not None else x)
+        x = self.inputs.normalise(x) if self.inputs is not None else x
+        if self._convolves:
+            x = arranged(x)
         if self._carried_out.training is not train:
             self._carried_out.train(train)
         try:
@@ -127,21 +129,29 @@ class Network:
     def _pass(self, params: Named, buffers: Named, x: Tensor) -> tuple[Tensor, Named]:
         """The output, and the buffers afterwards; what is given of them may change."""
         named = params | buffers
-        places = [place for place in self._places if place[2] in named]
-        own = [store[key] for store, key, _ in places]
+        own = []
         try:
-            for store, key, name in places:
-                store[key] = named[name]
+            for store, key, name in self._places:
+                if name in named:
+                    own.append((store, key, store[key]))
+                    store[key] = named[name]
             out = self._carried_out(x)
             # Read back, since a module may put new buffers in place of those it was given.
-            return out, buffers | {name: store[key] for store, key, name in places if name in buffers}
+            if buffers:
+                buffers = buffers | {name: store[key] for store, key, name in self._places if name in buffers}
+            return out, buffers
         finally:
-            for (store, key, _), tensor in zip(places, own, strict=True):
+            for store, key, tensor in own:
                 store[key] = tensor
 
     @cached_property
     def _carried_out(self) -> nn.Module:
         return pool_first(self.module)
+
+    @cached_property
+    def _convolves(self) -> bool:
+        """Whether the memory format of images matters: other layers would only have them copied back."""
+        return any(p.dim() == 4 for p in self.module.parameters())
 
     @cached_property
     def _watched(self) -> Watched:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from archipel.forward import COMPILES, MEMORY_FORMATS, Compile, Manner, MemoryFormat
+from archipel.forward import COMPILES, MEMORY_FORMATS, USUAL, Compile, Manner, MemoryFormat
 from archipel.trees import PerClient, Tree, tree_map
 
 Precision = Literal["float32", "bfloat16"]
@@ -71,7 +71,8 @@ class Setting:
         """Where a step runs: nothing is differentiated unless it asks, and what it makes is made on the device."""
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
-            stack.enter_context(Manner(self.memory_format, self.compile).inside())
+            if (manner := Manner(self.memory_format, self.compile)) != USUAL:
+                stack.enter_context(manner.inside())
             if not self.at_home:
                 stack.enter_context(torch.device(self.device))
             if self.precision == "bfloat16":

@@ -119,11 +119,15 @@ class Inputs:
         if not x.is_cpu:
             mean, gain = mean.to(x.device), gain.to(x.device)
         values = x.to(mean.dtype)
-        if not any(self.mean):
+        if self._centred:
             return values.mul(gain)
         # Subtracted first: what is left of large values with a small spread keeps its digits. In place where the values
         # are already a copy, since writing new memory takes longer than the arithmetic.
         return (values.sub(mean) if values is x else values.sub_(mean)).mul_(gain)
+
+    @cached_property
+    def _centred(self) -> bool:
+        return not any(self.mean)
 
     @cached_property
     def _constants(self) -> list[tuple[Array, Array]]:
