@@ -58,8 +58,8 @@ class Manner:
             _MANNER.reset(token)
 
 
-USUAL = Manner()
-_MANNER = ContextVar("manner", default=USUAL)
+_USUAL = Manner()
+_MANNER = ContextVar("manner", default=_USUAL)
 
 
 def arranged(x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -172,11 +172,7 @@ class SGD:
         stack, draws = Stack.here(), self.draws(examples, key)
         start, buffers = trained(params), params.get("buffers", {})
         beneath = nullcontext if stack.size is None else stack.beneath
-        losses: list[Tensor] = []
-        sizes: list[int] = []
-        asked: list[Tensor | None] = []
-        made: list[Tensor | None] = []
-        even: Tensor | None = None
+        course = _Course()
         with torch.no_grad():
             with beneath():
                 theta = [stack.own(p).requires_grad_() for p in leaves(start)]
@@ -191,7 +187,6 @@ class SGD:
                 # Who takes part: a bool for each client, or None where all do.
                 who = _both(going, None if step < draws.common else stack.under(draws.active[step]))
                 mask = None if rows is not None else stack.under(draws.mask[step])
-                asked.append(who)
                 with torch.enable_grad():
                     values, after = loss(_with_buffers(model, buffers), self._batch(examples, draws, key, step))
                     values = stack.under(values)
@@ -199,16 +194,7 @@ class SGD:
                     buffers = after if who is None else _where(stack.row(who), after, buffers)
                 added = leaves_like(start, shift(model)) if shift else None
                 with beneath():
-                    if mask is None:
-                        even = _even(values, even)
-                        total, size, share = values.sum(-1), values.shape[-1], even
-                    else:
-                        share = mask.to(values.dtype) / mask.sum(-1, keepdim=True).clamp(min=1)
-                        # Left out, not multiplied by 0: padding may hold anything, and 0 · NaN is NaN.
-                        total, size = (values.masked_fill(~mask, 0.0) * share).sum(-1), 1
-                    losses.append(total if who is None else torch.where(who, total, 0.0))
-                    sizes.append(size)
-                    g = _gradient(values, share, theta)
+                    g = _gradient(values, course.shares(values, mask, who), theta)
                     g = self._whole(stack, theta, g, added and [stack.under(a) for a in added])
                     if self.tolerance is not None:
                         far = ~(stack.length(g) <= self.tolerance)  # and NaN, which must not look like an end
@@ -216,7 +202,7 @@ class SGD:
                         if going.is_cpu and not going.any():
                             break
                         who = None if going.is_cpu and stack.size is None else going
-                    made.append(who)
+                    course.moved.append(who)
                     stood = [] if who is None else [t.clone() for t in theta + d]
                     self._move(stack, theta, d, g, rate)
                 if project:
@@ -229,7 +215,7 @@ class SGD:
                             t.copy_(torch.where(stack.along(who, t), t, before))
             with beneath():
                 ends = [t.detach() for t in theta]
-                mean, steps = _means(losses, sizes).sum(0) / _count(asked), _count(made)
+                mean, steps = course.mean(), _count(course.moved)
         params = _with_buffers(with_leaves(start, [stack.row(t) for t in ends]), buffers)
         velocity = with_leaves(start, [stack.row(v) for v in d]) if d else {}
         steps = torch.full((), steps) if isinstance(steps, int) else stack.row(steps) if steps.dim() else steps
@@ -264,11 +250,46 @@ class SGD:
         torch.clear_autocast_cache()  # it keeps what it has cast of the parameters, and they have changed
 
 
-def _even(values: Tensor, before: Tensor | None) -> Tensor:
-    """1/B for each of a minibatch's losses ``(…, B)``; what was there for the step before, where it fits."""
-    if before is not None and before.shape == values.shape:
-        return before
-    return torch.full_like(values, 1 / max(values.shape[-1], 1))
+@dataclass
+class _Course:
+    """What a local run's steps leave behind.
+
+    Args:
+        totals: each minibatch's sum of losses; 0 of clients who took no part.
+        sizes: by what it is to be divided: at the end, since ``mean`` is a sum and a division.
+        asked: who took part, None where all did.
+        moved: whose parameters moved, likewise.
+        even: 1/B for each of B losses, made once for all minibatches of a size.
+    """
+
+    totals: list[Tensor] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    asked: list[Tensor | None] = field(default_factory=list)
+    moved: list[Tensor | None] = field(default_factory=list)
+    even: Tensor | None = None
+
+    def shares(self, values: Tensor, mask: Tensor | None, who: Tensor | None) -> Tensor:
+        """What each of a minibatch's losses ``(…, B)`` counts in their mean: those that the mask lets count."""
+        if mask is None:
+            if self.even is None or self.even.shape != values.shape:
+                self.even = torch.full_like(values, 1 / max(values.shape[-1], 1))
+            share, total, size = self.even, values.sum(-1), values.shape[-1]
+        else:
+            share = mask.to(values.dtype) / mask.sum(-1, keepdim=True).clamp(min=1)
+            # Left out, not multiplied by 0: padding may hold anything, and 0 · NaN is NaN.
+            total, size = (values.masked_fill(~mask, 0.0) * share).sum(-1), 1
+        self.totals.append(total if who is None else torch.where(who, total, 0.0))
+        self.sizes.append(size)
+        self.asked.append(who)
+        return share
+
+    def mean(self) -> Tensor:
+        """The mean over the steps of the minibatches' mean losses, for each client."""
+        totals, taken = torch.stack(self.totals), _count(self.asked)
+        if len(set(self.sizes)) == 1:
+            return totals.sum(0) / (self.sizes[0] * taken)
+        sizes = torch.tensor(self.sizes, device=totals.device).reshape(-1, *[1] * (totals.dim() - 1))
+        return (totals / sizes).sum(0) / taken
 
 
 def _gradient(values: Tensor, share: Tensor, theta: list[Tensor]) -> list[Tensor]:
@@ -279,14 +300,6 @@ def _gradient(values: Tensor, share: Tensor, theta: list[Tensor]) -> list[Tensor
         (values,), (share,), False, False, tuple(theta), allow_unreachable=True, accumulate_grad=False
     )
     return [torch.zeros_like(t) if g is None else g for t, g in zip(theta, found, strict=True)]
-
-
-def _means(totals: list[Tensor], sizes: list[int]) -> Tensor:
-    """``(S, …)``, each step's total by its size: divided at the end, since ``mean`` is a sum and a division."""
-    stacked = torch.stack(totals)
-    if len(set(sizes)) == 1:
-        return stacked.div_(sizes[0])
-    return stacked / torch.tensor(sizes, device=stacked.device).reshape(-1, *[1] * (stacked.dim() - 1))
 
 
 def _both(one: Tensor | None, other: Tensor | None) -> Tensor | None:

@@ -4,13 +4,14 @@ algorithms know nothing."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
 
-from archipel.forward import COMPILES, MEMORY_FORMATS, USUAL, Compile, Manner, MemoryFormat
+from archipel.forward import COMPILES, MEMORY_FORMATS, Compile, Manner, MemoryFormat
 from archipel.trees import PerClient, Tree, tree_map
 
 Precision = Literal["float32", "bfloat16"]
@@ -61,18 +62,24 @@ class Setting:
             raise ValueError(f"There is no device {self.device!r} here; there are: {there}.") from error
         object.__setattr__(self, "device", device)
 
-    @property
+    @cached_property
     def at_home(self) -> bool:
         """Whether steps compute in the machine's own memory, so that nothing needs to be moved."""
         return torch.device(self.device).type == "cpu"
 
-    @contextmanager
-    def inside(self) -> Iterator[None]:
+    def inside(self) -> AbstractContextManager[None]:
         """Where a step runs: nothing is differentiated unless it asks, and what it makes is made on the device."""
+        return self._around() if self._special else torch.no_grad()
+
+    @cached_property
+    def _special(self) -> bool:
+        return bool(self.describe())
+
+    @contextmanager
+    def _around(self) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
-            if (manner := Manner(self.memory_format, self.compile)) != USUAL:
-                stack.enter_context(manner.inside())
+            stack.enter_context(Manner(self.memory_format, self.compile).inside())
             if not self.at_home:
                 stack.enter_context(torch.device(self.device))
             if self.precision == "bfloat16":
