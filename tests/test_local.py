@@ -5,6 +5,7 @@ import torch
 
 from archipel import SGD, FedAvg, classification, fit, keys
 from archipel.examples import Examples
+from archipel.forward import Manner
 from archipel.local import proximal
 from archipel.trees import add, tree_map
 
@@ -476,3 +477,21 @@ def test_what_is_no_number_is_refused(setting):
     (name,) = setting
     with pytest.raises(ValueError, match=f"SGD's {name} must be a number; given"):
         SGD(steps=1, **setting)
+
+
+@pytest.mark.parametrize("memory_format", ["channels_last", "contiguous"])
+def test_convolution_weights_lie_as_images_do_within_a_local_run_alone(memory_format):
+    start = {"w": torch.randn(4, 3, 3, 3), "b": torch.zeros(4)}
+    images = Examples.of({"x": torch.randn(6, 3, 5, 5), "y": torch.zeros(6)})
+    seen = []
+
+    def loss(params, batch):
+        seen.append(params["w"].is_contiguous(memory_format=torch.channels_last))
+        return torch.nn.functional.conv2d(batch["x"], params["w"], params["b"]).square().mean((1, 2, 3)), {}
+
+    solver = SGD(lr=0.1, steps=2, batch=3, momentum=0.9)
+    with Manner(memory_format).inside():
+        end = solver.minimise(loss, start, images, keys.key(0), torch.tensor(0.1))
+    assert seen == [memory_format == "channels_last"] * 2
+    for tree in (start, end.params, end.velocity):
+        assert tree["w"].stride() == (27, 9, 3, 1)

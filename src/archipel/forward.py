@@ -63,7 +63,7 @@ _MANNER = ContextVar("manner", default=_USUAL)
 
 
 def arranged(x: Tensor) -> Tensor:
-    """Images ``(n, C, H, W)`` in the memory format that is set; other inputs, and stacked ones, as they are.
+    """Images ``(n, C, H, W)``, or a convolution's weights, in the memory format that is set; all else as it is.
 
     >>> arranged(torch.zeros(2, 3, 4, 4)).stride()
     (48, 1, 12, 3)

@@ -20,6 +20,7 @@ from torch.autograd import Variable
 
 from archipel import keys
 from archipel.examples import Draws, Examples, draw_minibatches
+from archipel.forward import arranged
 from archipel.keys import batched as batched
 from archipel.stacked import Stack
 from archipel.trees import Tree, leaves, leaves_like, tree_map, with_leaves
@@ -175,10 +176,10 @@ class SGD:
         course = _Course()
         with torch.no_grad():
             with beneath():
-                theta = [stack.own(p).requires_grad_() for p in leaves(start)]
+                theta = [_own(stack, p).requires_grad_() for p in leaves(start)]
                 d = [torch.zeros_like(t) for t in theta] if self.momentum else []
                 if self.momentum and velocity is not None:
-                    d = [stack.own(v) for v in leaves_like(start, velocity)]
+                    d = [_own(stack, v) for v in leaves_like(start, velocity)]
                 eta = stack.under(lr)
                 rate = float(eta) if eta.dim() == 0 and eta.is_cpu else eta  # no device is waited for
             model = with_leaves(start, [stack.row(t) for t in theta])
@@ -214,7 +215,7 @@ class SGD:
                         for t, before in zip(theta + d, stood, strict=True):
                             t.copy_(torch.where(stack.along(who, t), t, before))
             with beneath():
-                ends = [t.detach() for t in theta]
+                ends, d = ([t.detach().contiguous() for t in found] for found in (theta, d))
                 mean, steps = course.mean(), _count(course.moved)
         params = _with_buffers(with_leaves(start, [stack.row(t) for t in ends]), buffers)
         velocity = with_leaves(start, [stack.row(v) for v in d]) if d else {}
@@ -290,6 +291,12 @@ class _Course:
             return totals.sum(0) / (self.sizes[0] * taken)
         sizes = torch.tensor(self.sizes, device=totals.device).reshape(-1, *[1] * (totals.dim() - 1))
         return (totals / sizes).sum(0) / taken
+
+
+def _own(stack: Stack, tensor: Tensor) -> Tensor:
+    """A copy to change. A convolution's weights lie as images do: otherwise they are turned in every step."""
+    copy = stack.own(tensor)
+    return arranged(copy) if stack.size is None else copy
 
 
 def _gradient(values: Tensor, share: Tensor, theta: list[Tensor]) -> list[Tensor]:
