@@ -3,8 +3,7 @@
 ReLU is monotone, so it commutes with the maximum of a window, max relu(x) = relu(max x), and takes a stride² fewer
 values after it. The gradient goes to the window's first maximum either way; where that is not positive, ReLU's
 derivative is zero. Networks are mostly written as convolution, ReLU, pooling; on a CPU, where a small network's
-activations cost as much as its convolutions, the exchange saves a quarter of a training step (``archipel bench speed``,
-W1).
+activations cost as much as its convolutions, it shows (the floors of W1 in ``archipel bench speed``).
 """
 
 from __future__ import annotations

@@ -1,0 +1,61 @@
+"""What a run's settings cost or gain in a training step: gradients of one client, on one thread, in turns.
+
+    python benchmarks/settings.py
+
+The network of W1 (``archipel bench speed``) on a batch of 128, and two layers of 200 units on a batch of 20. Printed
+are the medians, in milliseconds of processor time.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import torch
+from torch import nn
+
+from archipel import SGD, Network, keys
+from archipel.bench.speed_peers import networks
+from archipel.clients.setting import Setting
+from archipel.examples import Examples
+from archipel.experiments.environment import environment
+from archipel.task import CrossEntropy, Whole
+
+SETTINGS = {
+    "as it comes": Setting(),
+    "memory_format contiguous": Setting(memory_format="contiguous"),
+    "precision bfloat16": Setting(precision="bfloat16"),
+    "compile default": Setting(compile="default"),
+}
+TURNS, STEPS = 9, 5
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    cnn = networks.started({"shape": [1, 28, 28], "network": "cnn", "classes": 10})
+    cnn.last = False
+    cnn.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    mlp = nn.Sequential(
+        nn.Flatten(), nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, 10)
+    )
+    print("| ms a step | " + " | ".join(SETTINGS) + " |\n| --- |" + " ---: |" * len(SETTINGS))
+    for title, module, batch in (("W1's CNN, batch 128", cnn, 128), ("two layers of 200 units, batch 20", mlp, 20)):
+        task = Whole(Network(module, initial="given"), CrossEntropy())
+        model, data = (
+            task.init(keys.key(0)),
+            Examples.of({"x": torch.randn(batch, 1, 28, 28), "y": torch.arange(batch) % 10}),
+        )
+        solver, rate = SGD(lr=0.01, momentum=0.9, steps=STEPS, batch=batch), torch.tensor(0.01)
+        times: dict[str, list[float]] = {name: [] for name in SETTINGS}
+        for turn in range(TURNS + 1):
+            for name, setting in SETTINGS.items():
+                with setting.inside():
+                    started = time.process_time()
+                    solver.minimise(task.loss, model, data, keys.key(turn), rate)
+                    times[name].append((time.process_time() - started) / STEPS * 1e3)
+        print(f"| {title} | " + " | ".join(f"{statistics.median(t[1:]):.2f}" for t in times.values()) + " |")
+    print(environment())
+
+
+if __name__ == "__main__":
+    main()
