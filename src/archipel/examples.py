@@ -44,7 +44,7 @@ class Examples:
 
     def __getitem__(self, name: str) -> Tensor:
         column = self.held[name]
-        return column.take(self._rows) if isinstance(column, Window) else column
+        return column[:] if isinstance(column, Window) else column
 
     @property
     def columns(self) -> dict[str, Tensor]:
@@ -59,11 +59,7 @@ class Examples:
     @property
     def mask(self) -> Tensor:
         """``(N,)``, true for real rows."""
-        return self._rows < self.count
-
-    @property
-    def _rows(self) -> Tensor:
-        return torch.arange(self.length, device=self.count.device)
+        return torch.arange(self.length, device=self.count.device) < self.count
 
     def adding(self, **columns: Tensor) -> Examples:
         """The same examples with more columns."""
@@ -79,11 +75,7 @@ class Examples:
     def pieces(self, size: int) -> Iterator[dict[str, Tensor]]:
         """The rows in order, at most ``size`` at a time, padding included: for passes over all the data."""
         for start in range(0, self.length, size):
-            piece = slice(start, start + size)
-            yield {
-                name: column.take(self._rows[piece]) if isinstance(column, Window) else column[piece]
-                for name, column in self.held.items()
-            }
+            yield {name: column[start : start + size] for name, column in self.held.items()}
 
 
 def _unflatten(children: Iterable[Any], fewest: int) -> Examples:

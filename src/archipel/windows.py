@@ -37,6 +37,10 @@ class Window:
     def __len__(self) -> int:
         return self.length
 
+    def __getitem__(self, rows: slice) -> Tensor:
+        """These rows in their order, as a tensor has them."""
+        return self.take(torch.arange(self.length, device=self.first.device)[rows])
+
     def take(self, index: Tensor) -> Tensor:
         """Rows by their numbers within the window, ``(B,)`` → ``(B, …)``; padding repeats the client's last row."""
         return take_rows(self.table, torch.minimum(self.first + index, self.last).clamp(min=0))
