@@ -52,8 +52,9 @@ class FedSPM(Algorithm):
         local: solver of the predictive block (α, β, θ).
         routing: solver of the density-ratio block (γ, ξ, ν).
         encoders: ``"shared"`` by the components (1×), or ``"own"``, one a component (C×).
-        expectation: ``"exact"``: all local data each round; ``"incremental"``: only the examples about to be drawn, the
-            others keep their responsibilities (the partial E-step of R. Neal and G. Hinton, 1998).
+        expectation: ``"exact"``: all local data each round; ``"incremental"``: only the examples that both blocks are
+            about to draw, the others keep their responsibilities (the partial E-step of R. Neal and G. Hinton, 1998,
+            under which the free energy falls whatever is left out).
         batch_norm: what becomes of BatchNorm's statistics.
 
     Raises:
@@ -133,7 +134,7 @@ class FedSPM(Algorithm):
             "lr": self.local.rate(clients.round, clients.rounds),
             "routing_lr": self.routing.rate(clients.round, clients.rounds),
         }
-        # The key is the E-step's: an incremental E-step must have seen the minibatches that are drawn here.
+        # The key is the E-step's: an incremental E-step looks at the minibatches that are drawn here.
         mean = clients.mean(self.maximise, shared | {"tau": tau} | rates, key)
         server = {part: server[part] | mean[part] for part in shared} | {"tau": tau}
         if self.batch_norm == "recompute" and ("buffers" in server["predictive"] or "buffers" in server["ratio"]):
@@ -168,7 +169,7 @@ class FedSPM(Algorithm):
 
     def expect(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
         """The local E-step: new responsibilities, and their totals τ_i, ``(C,)``, to the server."""
-        drawn = self._about_to_be_drawn(data.train, key)
+        drawn = self._drawn_by_both(data.train, key)
         if self.expectation == "exact" or len(drawn) >= data.train.length:
             w = self._responsibilities(client, message, data.train)
         else:
@@ -307,13 +308,11 @@ class FedSPM(Algorithm):
             found.append(torch.softmax(log_joint, dim=-1))
         return torch.cat(found) * examples.mask[:, None]
 
-    def _about_to_be_drawn(self, examples: Examples, key: Tensor) -> Tensor:
-        """The rows of this round's minibatches in both blocks."""
-        draws = [self.local.draws(examples, key).index, self.routing.draws(examples, key).index]
-        if self.local.batch == self.routing.batch:
-            # Drawn with one key, the shorter run's minibatches are the first of the longer's.
-            draws = [max(draws, key=len)]
-        return torch.cat([index.flatten() for index in draws])
+    def _drawn_by_both(self, examples: Examples, key: Tensor) -> Tensor:
+        """The rows of this round's minibatches in both blocks: with one key both go through the same order, and one of
+        them further."""
+        draws = [block.draws(examples, key).index.flatten() for block in (self.local, self.routing)]
+        return min(draws, key=len)
 
     def _with_statistics(self, server: Tree, clients: Clients, key: Tensor) -> Tree:
         """BatchNorm's statistics of the averaged encoders, from everybody's training data."""
