@@ -173,12 +173,15 @@ class Draws:
         rows = self.rows[step]
         if rows is None or self.order is None:
             return self.index[step, :rows]
-        if not isinstance(self.count, int):
-            first = step * self.size  # of the first pass
-        else:
-            which, at = divmod(step, _batches(self.count, self.size))
-            first = which * self.length + at * self.size
-        return self.order[first : first + rows]
+        return self._pieces[step]
+
+    @cached_property
+    def _pieces(self) -> list[Tensor]:
+        """What full steps take, and those of clients of one size: cut from the order all at once."""
+        assert self.order is not None
+        count = self.count if isinstance(self.count, int) else self.fewest  # those of more begin with as many
+        passes = [one[:count].split(self.size) for one in self.order.split(self.length)]
+        return [piece for one in passes for piece in one]
 
     @cached_property
     def _layout(self) -> tuple[Tensor, Tensor, Tensor]:

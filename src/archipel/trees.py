@@ -273,7 +273,7 @@ class Sum:
     ``mean`` restores the dtype of each leaf; integers are rounded.
 
     >>> total = Sum()
-    >>> total.add({"a": torch.tensor([[0.0], [4.0]])}, torch.tensor([1, 3]))
+    >>> total.add({"a": torch.tensor([[0.0], [4.0]])}, [1, 3])
     >>> total.mean()
     {'a': tensor([3.])}
     """
@@ -283,19 +283,19 @@ class Sum:
         self._totals: list[Tensor] = []
         self._like: Tree = None
 
-    def add(self, stacked: Tree, weights: Tensor) -> None:
+    def add(self, stacked: Tree, weights: Sequence[float]) -> None:
         """Adds every row of stacked trees, row i with ``weights[i]``; needs at least one row."""
         if self._like is None:
             self._like = tree_map(lambda t: t[:0], stacked)
             self._totals = [t.new_zeros(t.shape[1:], dtype=torch.float64) for t in leaves(stacked)]
-        share, found = weights.tolist(), leaves_like(self._like, stacked)
-        if len(share) == 1:
-            torch._foreach_add_(self._totals, [t[0] for t in found], alpha=share[0])
+        found = leaves_like(self._like, stacked)
+        if len(weights) == 1:
+            torch._foreach_add_(self._totals, [t[0] for t in found], alpha=weights[0])
         else:
             for total, t in zip(self._totals, found, strict=True):
-                rows = weights.to(t.device, torch.float64)
+                rows = torch.tensor(weights, dtype=torch.float64, device=t.device)
                 total.add_(torch.tensordot(rows, t.to(torch.float64), dims=1))
-        self.weight += sum(share)
+        self.weight += sum(weights)
 
     def total(self) -> Tree:
         """Σ w_i · tree_i in the dtype of each leaf."""

@@ -137,8 +137,8 @@ class PFedMac(Algorithm):
                     phi[e], info = self.descend(phi[e], edge, keys.fold(key, step), pull)
             except NoReplyError:
                 continue  # nobody of this edge takes part
-            weight = clients.sizes[edge.everyone.ids].sum() if self.weights == "examples" else torch.tensor(1)
-            total.add(tree_map(lambda t: t[None], {"model": phi[e], "loss": info["loss"]}), weight[None])
+            weight = int(clients.sizes[edge.everyone.ids].sum()) if self.weights == "examples" else 1
+            total.add(tree_map(lambda t: t[None], {"model": phi[e], "loss": info["loss"]}), [weight])
         if total.weight == 0:
             raise NoReplyError(f"No reply could be used in round {clients.round} at any edge.")
         mean = total.mean()

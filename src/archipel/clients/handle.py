@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -115,40 +117,40 @@ class Handle:
         self, step: Step, message: Tree, key: Tensor, weights: Weights = "examples"
     ) -> tuple[Tree, float]:
         total = self._summed(step, message, key, weights)
-        everybody = self._weights(self.everyone.ids, weights)
-        return _home(total.mean()), total.weight / float(everybody.sum())
+        return _home(total.mean()), total.weight / sum(self._weights(self.everyone.ids, weights))
 
     def _summed(self, step: Step, message: Tree, key: Tensor, weights: Weights) -> Sum:
         total = Sum()
         for outcome in self._run(step, message, key):
             ids, replies = _usable(outcome)
-            if len(ids):
+            if ids:
                 total.add(replies, self._weights(ids, weights))
         if total.weight == 0:
             raise NoReplyError(self._nobody())
         return total
 
     def _collected(self, outcomes: Iterator[Outcome]) -> Replies:
-        ids, values = [], []
+        ids: list[int] = []
+        values = []
         for outcome in outcomes:
             who, replies = _usable(outcome)
-            if len(who):
-                ids.append(who)
+            if who:
+                ids.extend(who)
                 values.append(replies)
         if not ids:
             raise NoReplyError(self._nobody())
-        who = torch.cat(ids)
         stacked = _home(tree_map(lambda *v: torch.cat(v), values[0], *values[1:]))
-        return Replies(who, self._weights(who, "examples"), stacked)
+        counts = torch.tensor(self._weights(ids, "examples"), dtype=torch.float64)
+        return Replies(torch.tensor(ids), counts, stacked)
 
-    def _weights(self, ids: Tensor, weights: Weights) -> Tensor:
+    def _weights(self, ids: Sequence[int] | Tensor, weights: Weights) -> list[int]:
         if weights not in ("examples", "uniform"):
             raise ValueError(f"weights must be 'examples' or 'uniform'; given {weights!r}.")
-        return (
-            self.sizes.index_select(0, ids).double()
-            if weights == "examples"
-            else torch.ones(len(ids), dtype=torch.float64)
-        )
+        if weights == "uniform":
+            return [1] * len(ids)
+        # By NumPy: the loop asks for one client at a time, which costs torch several times as much.
+        counts: list[int] = self.sizes.numpy()[np.asarray(ids)].tolist()
+        return counts
 
     def _run(self, step: Step, message: Tree, key: Tensor) -> Iterator[Outcome]:
         present = []
@@ -172,10 +174,12 @@ class Handle:
         return f"No reply could be used in round {self.round}: {len(self.ids)} asked; {', '.join(reasons)}."
 
 
-def _usable(outcome: Outcome) -> tuple[Tensor, Tree]:
+def _usable(outcome: Outcome) -> tuple[Sequence[int], Tree]:
     """The ids and the replies of those whose replies can be used."""
-    ids, kept = torch.as_tensor(outcome.ids), outcome.usable
-    return (ids, outcome.replies) if all(kept.tolist()) else (ids[kept], row(outcome.replies, kept))
+    kept = outcome.usable.tolist()
+    if all(kept):
+        return outcome.ids, outcome.replies
+    return list(compress(outcome.ids, kept)), row(outcome.replies, outcome.usable)
 
 
 def _home(tree: Tree) -> Tree:

@@ -75,10 +75,10 @@ class Loop:
         if self.workers == 1:
             # All clients' keys at once, in a tenth of the time.
             each = keys.fold(key, torch.tensor(rest, dtype=torch.int64, device="cpu"), "torch")
-            for client, own in zip(rest, each, strict=True):
-                with keys.torch_generator(own):
-                    done = self.one(step, message, client, key, training)
-                yield self.keep(done, training)
+            with keys.torch_generator(key):
+                for client, own in zip(rest, each.tolist(), strict=True):
+                    torch.default_generator.manual_seed(own)
+                    yield self.keep(self.one(step, message, client, key, training), training)
         else:
 
             def one(step: Step, client: int) -> Done:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -115,10 +115,11 @@ class Inputs:
         Returns:
             (n, *shape) float32; float64 stays float64.
         """
-        mean, gain = map(torch.from_numpy, self._constants[x.dtype == torch.float64])
-        if not x.is_cpu:
-            mean, gain = mean.to(x.device), gain.to(x.device)
-        values = x.to(mean.dtype)
+        double = x.dtype == torch.float64
+        values = x.to(torch.float64 if double else torch.float32)
+        mean, gain = self._constants[double]
+        if isinstance(mean, np.ndarray):
+            mean, gain = (torch.from_numpy(constant).to(x.device) for constant in (mean, gain))
         if self._centred:
             return values.mul(gain)
         # Subtracted first: what is left of large values with a small spread keeps its digits. In place where the values
@@ -130,14 +131,16 @@ class Inputs:
         return not any(self.mean)
 
     @cached_property
-    def _constants(self) -> list[tuple[Array, Array]]:
+    def _constants(self) -> list[tuple[Any, Any]]:
         """Mean and gain of raw values, in float32 and in float64; kept, since making them takes longer than using them.
 
-        Arrays and no tensors: a tensor that is made inside of a transformation of torch.func belongs to it.
+        Plain numbers of a single channel, else arrays, and no tensors: a tensor that is made inside of a transformation
+        of torch.func belongs to it.
         """
         axes = (-1, 1, 1) if self.kind == "image" else (-1,)
         mean, std = ((np.array(values) * self.scale).reshape(axes) for values in (self.mean, self.std))
-        return [(mean.astype(dtype), (1 / std).astype(dtype)) for dtype in (np.float32, np.float64)]
+        both = [(mean.astype(dtype), (1 / std).astype(dtype)) for dtype in (np.float32, np.float64)]
+        return both if mean.size > 1 else [(m.item(), g.item()) for m, g in both]
 
     def prepare(self, x: Values) -> Tensor:
         """Bring a user's raw examples, one or many, to the form in which the federation's are stored.
