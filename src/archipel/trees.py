@@ -181,6 +181,10 @@ def leaves_like(pattern: Tree, tree: Tree) -> list[Any]:
     >>> leaves_like({"a": torch.ones(1), "b": torch.ones(1)}, {"b": torch.tensor(2), "a": torch.tensor(1)})
     [tensor(1), tensor(2)]
     """
+    if isinstance(pattern, Tensor):
+        return [tree]
+    if type(pattern) is dict and type(tree) is dict and pattern.keys() == tree.keys():
+        return [leaf for name in pattern for leaf in leaves_like(pattern[name], tree[name])]
     return leaves(tree_map(lambda _, leaf: leaf, pattern, tree))
 
 
