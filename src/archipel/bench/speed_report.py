@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,7 +161,10 @@ def _overhead(found: Found) -> Reach:
     ours, floor = found.get("Archipel, loop"), found.get(LOOP)
     if ours is None or floor is None or not (usable(ours) and usable(floor)):
         return Reach(what, 0.2, None, unit=" ms")
-    return Reach(what, 0.2, 1e3 * (median(ours) - median(floor)) / (TINY.cohort * TINY.local_steps), unit=" ms")
+    pairs = zip(ours["turns"], floor["turns"], strict=False)  # as for a ratio: what slows a turn slows both
+    rounds = [median({"turns": [a]}) - median({"turns": [b]}) for a, b in pairs]
+    costs = [1e3 * seconds / (TINY.cohort * TINY.local_steps) for seconds in rounds]
+    return Reach(what, 0.2, statistics.median(costs), min(costs), max(costs), " ms")
 
 
 def _population(found: Found) -> Reach:
