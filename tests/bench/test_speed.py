@@ -188,7 +188,7 @@ def test_contenders_are_processes_that_work_in_turns(folder):
         speed.Contender("broken", "by-hand", work, {"chunks": 3}),
         speed.Contender("Flower", "flwr", work),
     ]
-    plan = speed.Plan({"W2": speed.Workload("small", contenders)}, turns=2, seconds=0.01)
+    plan = speed.Plan({"W2": speed.Workload("small", contenders, often=2)}, turns=1, seconds=0.01)
     kept = []
     results, stopped = speed.measure(plan, {}, keep=lambda results: kept.append(json.dumps(results)))
     found = results["W2"]

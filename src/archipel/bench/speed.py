@@ -99,11 +99,13 @@ class Workload:
         title: what they do.
         contenders: the first one is what the others are compared with.
         growth: compare memory at round :data:`LATE` with that at round :data:`EARLY` instead of timing.
+        often: how many times the plan's number of turns: more than once where a small difference is looked for.
     """
 
     title: str
     contenders: Sequence[Contender]
     growth: bool = False
+    often: int = 1
 
 
 @dataclass(frozen=True)
@@ -180,7 +182,8 @@ def measure(
     )
     shown = progress.console.is_terminal
     with tempfile.TemporaryDirectory(prefix="archipel-speed-") as scratch:
-        task = progress.add_task("", total=sum(len(w.contenders) for w in plan.workloads.values()) * (plan.turns + 2))
+        steps = {name: plan.turns * workload.often + 2 for name, workload in plan.workloads.items()}
+        task = progress.add_task("", total=sum(len(w.contenders) * steps[n] for n, w in plan.workloads.items()))
         if shown:
             progress.start()
         before = _terminate_as_interrupt()
@@ -188,7 +191,7 @@ def measure(
             for name, workload in plan.workloads.items():
                 here = [c for c in workload.contenders if c.kind not in PEERS or c.kind in peers]
                 absent = len(workload.contenders) - len(here)
-                progress.advance(task, absent * (plan.turns + 2))
+                progress.advance(task, absent * steps[name])
                 log.info("%s: %s", name, workload.title)
                 ready = [replace(c, work=prepare(c.work, Path(scratch), data_dir)) for c in here]
                 results[name] = {}
@@ -269,7 +272,7 @@ def _carry_out(
             for name in list(alive):
                 attempt(name, lambda running, name=name: grow(name, running))  # type: ignore[misc]
             return
-        for _ in range(plan.turns):
+        for _ in range(plan.turns * workload.often):
             for name in list(alive):
                 attempt(name, lambda running, name=name: turn(name, running))  # type: ignore[misc]
         for name in list(alive):

@@ -120,6 +120,7 @@ def workloads(fast: bool = False) -> dict[str, Workload]:
                 Contender(f"{m:,}", "archipel", replace(W5, clients=m, cohort=100))
                 for m in ((1000, 100_000) if fast else (1000, 10_000, 100_000))
             ],
+            often=5,
         ),
         "cohort": Workload(
             "W2 with cohorts of several sizes",
@@ -141,6 +142,7 @@ def workloads(fast: bool = False) -> dict[str, Workload]:
             f"the loop's cost beside the steps: {TINY.cohort} clients × {TINY.local_steps} steps of a model of 170 "
             "parameters",
             [Contender("Archipel, loop", "archipel", TINY, {"engine": "loop"}), Contender(LOOP, "loop", TINY)],
+            often=5,
         ),
         "growth": Workload("memory as rounds of W2 go by", [Contender(ARCHIPEL, "archipel", W2)], growth=True),
     }

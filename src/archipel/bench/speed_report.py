@@ -230,10 +230,12 @@ def foot(plan: Plan, peers: Mapping[str, str], command: str, data: str) -> str:
     about = machine()
     missing = [f"{peer.title} (pip install {peer.install})" for name, peer in PEERS.items() if name not in peers]
     versions = ", ".join(f"{name} {about[name]}" for name in ("archipel", "torch", "numpy"))
+    often = [f"{name} {workload.often} times" for name, workload in plan.workloads.items() if workload.often > 1]
+    more = f" ({', '.join(often)} as many)" if often else ""
     lines = [
         f"{data}. All start from the same weights, FedJAX from others of the same distribution; float32.",
-        f"Contenders work in turns, one at a time, {plan.turns} turns of {plan.seconds:g} s or a round; a round is the "
-        "median of the turns' medians, a ratio that of the turns' ratios, with the least and the most.",
+        f"Contenders work in turns, one at a time, {plan.turns} turns of {plan.seconds:g} s or a round{more}; a round "
+        "is the median of the turns' medians, a ratio that of the turns' ratios, with the least and the most.",
         "First round: from the start of the process to the end of its first round, with imports, data and compilation.",
         "MB: the peak of the proportional set sizes of all its processes together, in a turn that isn't timed.",
         "Moved: how far the shared model is from its start after the first round; equal work moves it about equally.",
