@@ -296,9 +296,9 @@ class Sum:
         if len(weights) == 1:
             torch._foreach_add_(self._totals, [t[0] for t in found], alpha=weights[0])
         else:
+            rows = torch.tensor(weights, dtype=torch.float64)
             for total, t in zip(self._totals, found, strict=True):
-                rows = torch.tensor(weights, dtype=torch.float64, device=t.device)
-                total.add_(torch.tensordot(rows, t.to(torch.float64), dims=1))
+                total.add_(torch.tensordot(rows.to(t.device), t.to(torch.float64), dims=1))
         self.weight += sum(weights)
 
     def total(self) -> Tree:

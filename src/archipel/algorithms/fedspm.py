@@ -54,7 +54,7 @@ class FedSPM(Algorithm):
         encoders: ``"shared"`` by the components (1×), or ``"own"``, one a component (C×).
         expectation: ``"exact"``: all local data each round; ``"incremental"``: only the examples that both blocks are
             about to draw, the others keep their responsibilities (the partial E-step of R. Neal and G. Hinton, 1998,
-            under which the free energy falls whatever is left out).
+            under which the free energy never rises, whatever is left out).
         batch_norm: what becomes of BatchNorm's statistics.
 
     Raises:
@@ -169,8 +169,8 @@ class FedSPM(Algorithm):
 
     def expect(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
         """The local E-step: new responsibilities, and their totals τ_i, ``(C,)``, to the server."""
-        drawn = self._drawn_by_both(data.train, key)
-        if self.expectation == "exact" or len(drawn) >= data.train.length:
+        drawn = None if self.expectation == "exact" else self._drawn_by_both(data.train, key)
+        if drawn is None or len(drawn) >= data.train.length:
             w = self._responsibilities(client, message, data.train)
         else:
             some = Examples(data.train.take(drawn), torch.full_like(data.train.count, len(drawn)), len(drawn))

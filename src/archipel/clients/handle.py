@@ -8,6 +8,7 @@ from itertools import compress
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from archipel.algorithm import NoReplyError, Replies, Step, Weights
@@ -117,14 +118,14 @@ class Handle:
         self, step: Step, message: Tree, key: Tensor, weights: Weights = "examples"
     ) -> tuple[Tree, float]:
         total = self._summed(step, message, key, weights)
-        return _home(total.mean()), total.weight / sum(self._weights(self.everyone.ids, weights))
+        return _home(total.mean()), total.weight / float(self._weights(self.everyone.ids, weights).sum())
 
     def _summed(self, step: Step, message: Tree, key: Tensor, weights: Weights) -> Sum:
         total = Sum()
         for outcome in self._run(step, message, key):
             ids, replies = _usable(outcome)
             if ids:
-                total.add(replies, self._weights(ids, weights))
+                total.add(replies, self._weights(ids, weights).tolist())
         if total.weight == 0:
             raise NoReplyError(self._nobody())
         return total
@@ -140,17 +141,15 @@ class Handle:
         if not ids:
             raise NoReplyError(self._nobody())
         stacked = _home(tree_map(lambda *v: torch.cat(v), values[0], *values[1:]))
-        counts = torch.tensor(self._weights(ids, "examples"), dtype=torch.float64)
+        counts = torch.from_numpy(self._weights(ids, "examples")).double()
         return Replies(torch.tensor(ids), counts, stacked)
 
-    def _weights(self, ids: Sequence[int] | Tensor, weights: Weights) -> list[int]:
+    def _weights(self, ids: Sequence[int] | Tensor, weights: Weights) -> NDArray[np.int64]:
         if weights not in ("examples", "uniform"):
             raise ValueError(f"weights must be 'examples' or 'uniform'; given {weights!r}.")
-        if weights == "uniform":
-            return [1] * len(ids)
         # By NumPy: the loop asks for one client at a time, which costs torch several times as much.
-        counts: list[int] = self.sizes.numpy()[np.asarray(ids)].tolist()
-        return counts
+        places = np.asarray(ids)
+        return np.ones_like(places) if weights == "uniform" else self.sizes.numpy()[places]
 
     def _run(self, step: Step, message: Tree, key: Tensor) -> Iterator[Outcome]:
         present = []
