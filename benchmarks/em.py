@@ -26,9 +26,9 @@ from sklearn.mixture import GaussianMixture as Pooled
 from torch import Tensor
 
 from archipel import FedEM, Federation, fit
-from archipel.em import GaussianMixture
+from archipel.core.trees import Sum, Tree
 from archipel.experiments.environment import environment
-from archipel.trees import Sum, Tree
+from archipel.families import GaussianMixture
 
 CHUNK = 100  # clients of 60 rows a batch, 11 MB of features
 Clocks = tuple[float, float]

@@ -32,11 +32,13 @@ from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 from sklearn.mixture import GaussianMixture
 
 from archipel.data import dirichlet_by_class, fashion_mnist
-from archipel.data.sources import crossbill, femnist, hapt, heart_disease
+from archipel.data.sources.leaf import femnist
+from archipel.data.sources.uci import hapt, heart_disease
+from archipel.data.sources.unmarked import crossbill
 from archipel.em.estimators import FederatedGaussianMixture
 from archipel.em.factor_estimator import FederatedFactorModel
 from archipel.experiments.environment import environment
-from archipel.experiments.figures import save
+from archipel.reports.figures import save
 
 Matrix = NDArray[np.float64]
 D, K = 20, 20

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from archipel import fit
-from archipel.experiments.building import build
+from archipel.experiments import build, read_config
 from archipel.experiments.environment import environment
-from archipel.experiments.reading import read_config
 
 
 def one(expectation: str, rounds: int) -> dict[str, Any]:

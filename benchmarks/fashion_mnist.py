@@ -19,10 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from archipel import fit
-from archipel.experiments.building import build
+from archipel.experiments import build, oracle_of, read_config
 from archipel.experiments.environment import environment
-from archipel.experiments.oracle import oracle_of
-from archipel.experiments.reading import read_config
 
 METHODS = {
     "FedAvg": "fmnist-fedavg",

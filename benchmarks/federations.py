@@ -22,7 +22,8 @@ import json, resource, time, warnings
 import numpy as np, torch
 torch.set_num_threads(1)
 from archipel.data import dual_heterogeneity, fashion_mnist, natural
-from archipel.data.sources import About, femnist
+from archipel.data.sources.source import About
+from archipel.data.sources.leaf import femnist
 
 def writers(clients=3000, each=220):
     rng, n = np.random.default_rng(0), clients * each

@@ -26,10 +26,10 @@ import torch
 from torch import nn
 
 from archipel import SGD, Federation, Local, Run, Sample, classification, fit
-from archipel.clients.columns import spacious
-from archipel.clients.room import Where
 from archipel.data import Client, Inputs
 from archipel.experiments.environment import environment
+from archipel.states.placement import Where
+from archipel.states.storage import spacious
 
 POPULATIONS = (1_000, 100_000)
 COHORT, EXAMPLES, SHAPE, CLASSES = 1_000, 4, (1, 28, 28), 10

@@ -14,12 +14,14 @@ import time
 import torch
 from torch import nn
 
-from archipel import SGD, Network, keys
-from archipel.bench.speed_peers import networks
-from archipel.clients.setting import Setting
-from archipel.examples import Examples
+from archipel import SGD, Network
+from archipel.core import keys
+from archipel.core.examples import Examples
+from archipel.engines.device import Setting
 from archipel.experiments.environment import environment
-from archipel.task import CrossEntropy, Whole
+from archipel.learning.criteria import CrossEntropy
+from archipel.learning.tasks import Whole
+from speed.peers import networks
 
 SETTINGS = {
     "as it comes": Setting(),

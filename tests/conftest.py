@@ -8,7 +8,7 @@ import torch
 
 from archipel import Federation
 from archipel.data import fashion_mnist
-from archipel.data.sources import FASHION_FOLDER
+from archipel.data.sources.idx import FASHION_FOLDER
 
 torch.set_num_threads(1)  # tests are tiny, and several run at a time on shared machines
 

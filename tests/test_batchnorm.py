@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from archipel import SGD, FedAvg, batchnorm, classification, fit, keys
-from archipel.clients import Loop
-from archipel.examples import Examples
-from archipel.trees import leaves, nbytes
+from archipel import SGD, FedAvg, classification, fit
+from archipel.core import keys
+from archipel.core.examples import Examples
+from archipel.core.trees import leaves, nbytes
+from archipel.engines import Loop
+from archipel.learning import batch_norm as batchnorm
 
 TRAINING = SGD(lr=0.1, steps=3, batch=5)
 

@@ -11,9 +11,10 @@ import yaml
 from PIL import Image
 from typer.testing import CliRunner
 
-from archipel.cli import app
-from archipel.engine import fit
-from archipel.experiments import PRESETS, demo, read_config
+from archipel.cli.main import app
+from archipel.experiments import PRESETS, read_config
+from archipel.fit import fit
+from archipel.reports import demo
 
 SMALL = [
     "rounds=3",

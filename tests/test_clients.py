@@ -22,13 +22,13 @@ from archipel import (
     Sample,
     classification,
     fit,
-    keys,
 )
-from archipel.clients import Batched, Handle, Ledger, Loop, Processes, Wire
-from archipel.clients.choice import choose
-from archipel.models.lenet import LeNet
-from archipel.quadratic import Quadratic, quadratic_federation
-from archipel.trees import flatten
+from archipel.core import keys
+from archipel.core.trees import flatten
+from archipel.engines import Batched, Handle, Ledger, Loop, Processes, Wire
+from archipel.engines.auto import choose
+from archipel.learning.quadratic import Quadratic, quadratic_federation
+from archipel.models import LeNet
 
 ENGINES = {
     "loop": Loop,

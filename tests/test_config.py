@@ -6,12 +6,11 @@ import torch
 import yaml
 
 from archipel import FedAvg, Federation, FedSPM, Full, Sample, fit
-from archipel.experiments import PRESETS, build, oracle_of, read_config, to_yaml
-from archipel.experiments.building import federation_from
+from archipel.experiments import PRESETS, build, federation_from, oracle_of, read_config, to_yaml
 from archipel.experiments.methods import KINDS, SECTIONS
 from archipel.experiments.oracle import pool
 from archipel.experiments.reading import validate
-from archipel.models.registry import ENCODERS
+from archipel.models import ENCODERS
 
 
 def wrong(*settings: str, preset: str = "digits-fedspm") -> str:

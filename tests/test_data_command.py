@@ -4,8 +4,8 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from archipel import data_command
-from archipel.data_command import app
+from archipel.cli import data as data_command
+from archipel.cli.data import app
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import pytest
 import safetensors.numpy
 from typer.testing import CliRunner
 
-from archipel.cli import app
+from archipel.cli.main import app
 from archipel.em.client_files import read_files
 from archipel.em.estimators import FederatedGaussianMixture
 

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from archipel import SGD, Compressing, FedAvg, Federation, FedSPM, Network, Run, Sample, classification, fit
-from archipel.checkpoint import Checkpoint
 from archipel.compress import Identity
-from archipel.engine import describe
-from archipel.trees import flatten
+from archipel.core.trees import flatten
+from archipel.fit import describe
+from archipel.states.checkpoint import Checkpoint
 
 HALF = Sample(fraction=0.5)
 
@@ -225,7 +225,7 @@ def where(run):
 def test_states_go_to_disk_by_themselves_where_memory_is_short(uneven, monkeypatch, caplog):
     size = fit(fedavg(uneven), uneven, rounds=1).clients.bytes * 4
     for free, place in ((2 * size, "Resident"), (2 * size - 1, "Filed"), (None, "Resident")):
-        monkeypatch.setattr("archipel.clients.room.available_memory", lambda free=free: free)
+        monkeypatch.setattr("archipel.states.placement.available_memory", lambda free=free: free)
         caplog.clear()
         with caplog.at_level("INFO", "archipel"):
             assert where(fit(fedavg(uneven), uneven, rounds=1)) == {place}

@@ -33,15 +33,15 @@ from archipel import (
     classification,
     evaluate,
     fit,
-    keys,
     regression,
 )
-from archipel.answers import Asking, Examiner, vote
-from archipel.calibration import calibration_error
-from archipel.clients import Loop
-from archipel.clients.carrier import client_data
-from archipel.data.federation import Client
-from archipel.trees import flatten
+from archipel.core import keys
+from archipel.core.trees import flatten
+from archipel.data import Client
+from archipel.engines import Loop
+from archipel.engines.carrier import client_data
+from archipel.runs.answers import Asking, Examiner, vote
+from archipel.runs.calibration import calibration_error
 
 
 @dataclass(frozen=True)
@@ -562,14 +562,14 @@ def test_clients_are_asked_for_uneven_parts_of_the_queries(uneven, engine):
 
 def test_many_clients_vote_some_at_a_time(uneven, monkeypatch):
     whole = fit(Constant(), uneven, rounds=1, engine="loop")
-    monkeypatch.setattr("archipel.answers.TOGETHER", 1)
+    monkeypatch.setattr("archipel.runs.answers.TOGETHER", 1)
     assert fit(Constant(), uneven, rounds=1, engine="loop").metrics == whole.metrics
 
 
 def test_where_too_many_answers_were_needed_nobody_votes_and_the_rest_stays(uneven, monkeypatch, caplog):
     algorithm = Local(classification(nn.Linear(3, 4), uneven), SGD(lr=0.3, steps=2, batch=4))
     whole = fit(algorithm, uneven, rounds=2)
-    monkeypatch.setattr(sys.modules["archipel.evaluate"], "VOTES", 4)  # the package has a function of that name
+    monkeypatch.setattr(sys.modules["archipel.runs.evaluate"], "VOTES", 4)  # the package has a function of that name
     with caplog.at_level("INFO", "archipel"):
         run = fit(algorithm, uneven, rounds=2)
     assert run.metrics == {name: value for name, value in whole.metrics.items() if name != "system_accuracy"}

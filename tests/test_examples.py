@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from archipel import keys
-from archipel.examples import ClientData, Examples, draw_minibatches
+from archipel.core import keys
+from archipel.core.examples import ClientData, Examples, draw_minibatches
 
 
 def examples(n, padded=None):

@@ -7,8 +7,8 @@ from matplotlib.image import imread
 
 from archipel import Federation, Run
 from archipel.data import digits, dual_heterogeneity
-from archipel.experiments.figures import COLOURS, accuracy_curves, federation_figure, routing_confusion, save
-from archipel.run import Facts, Routing
+from archipel.reports.figures import COLOURS, accuracy_curves, federation_figure, routing_confusion, save
+from archipel.runs.run import Facts, Routing
 
 HISTORY = [
     {"round": 1},

@@ -5,11 +5,10 @@ import torch
 from torch import nn
 
 from archipel import SGD, Ditto, FedAvg, PFedMac, Sample, classification, fit
-from archipel.algorithms import Compressing
+from archipel.algorithms.compressed import Compressing
 from archipel.compress import Identity
-from archipel.experiments import read_config
-from archipel.experiments.running import train
-from archipel.groups import numbered
+from archipel.core.groups import numbered
+from archipel.experiments import read_config, train
 
 GROUPS = ((0, 3), (1, 2))
 

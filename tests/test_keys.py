@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from archipel import keys
+from archipel.core import keys
 
 LEVEL = 1e-3
 

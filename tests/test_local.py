@@ -3,11 +3,12 @@
 import pytest
 import torch
 
-from archipel import SGD, FedAvg, classification, fit, keys
-from archipel.examples import Examples
-from archipel.forward import Manner
-from archipel.local import proximal
-from archipel.trees import add, tree_map
+from archipel import SGD, FedAvg, classification, fit
+from archipel.core import keys
+from archipel.core.examples import Examples
+from archipel.core.trees import add, tree_map
+from archipel.learning.compiling import Manner
+from archipel.learning.sgd import proximal
 
 SIZES = (3, 10, 7)
 SETTINGS = {

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from archipel import Network, keys
-from archipel.pooling import PoolFirst, order, pool_first
+from archipel import Network
+from archipel.core import keys
+from archipel.learning.pooling import PoolFirst, order, pool_first
 
 
 def _network(pool: nn.MaxPool2d, inplace: bool = False) -> nn.Sequential:

@@ -7,10 +7,10 @@ from matplotlib.image import imread
 from typer.testing import CliRunner
 
 from archipel import Federation
+from archipel.cli.data import app
 from archipel.data import digits, dual_heterogeneity, synthetic
-from archipel.data_command import app
-from archipel.experiments import portraits
-from archipel.experiments.figures import HATCHES, MOST_CLIENTS
+from archipel.reports import portraits
+from archipel.reports.figures import HATCHES, MOST_CLIENTS
 
 
 @pytest.fixture(scope="module")

@@ -17,13 +17,14 @@ import pytest
 import torch
 from torch import nn
 
-from archipel import SGD, Algorithm, Compressing, FedAvg, PerExample, Sample, fit, keys
-from archipel.clients import Batched, Loop, Processes
-from archipel.clients.columns import on_disk
-from archipel.clients.shared import Memory
-from archipel.clients.states import States
+from archipel import SGD, Algorithm, Compressing, FedAvg, PerExample, Sample, fit
 from archipel.compress import Dithering, TopK
-from archipel.trees import Compressed
+from archipel.core import keys
+from archipel.core.trees import Compressed
+from archipel.engines import Batched, Loop, Processes
+from archipel.engines.pool.memory import Memory
+from archipel.states.storage import on_disk
+from archipel.states.table import States
 from test_clients import Branching, Ledgers, every_state, perceptron, same_bits
 
 LOCAL = SGD(lr=0.1, epochs=1, batch=4, momentum=0.9, keep_momentum=True)
@@ -311,7 +312,7 @@ from pathlib import Path
 from dataclasses import dataclass
 import torch
 from archipel import Algorithm, Federation, fit
-from archipel.clients import Processes
+from archipel.engines import Processes
 
 class Sleepy(Algorithm):
     def init_server(self, clients, key):

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from archipel import SGD, FedAvg, Federation, FedSPM, Network, Run, classification, fit, refitted
+from archipel.core.trees import flatten
 from archipel.data import GaussianMixture
-from archipel.trees import flatten
 
 
 @pytest.fixture(scope="module")

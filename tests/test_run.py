@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from archipel import SGD, Algorithm, FedAvg, Federation, FedSPM, Network, Run, classification, fit, regression
-from archipel.answers import vote
-from archipel.run import Facts
-from archipel.trees import flatten
+from archipel.core.trees import flatten
+from archipel.runs.answers import vote
+from archipel.runs.run import Facts
 
 QUERIES = np.random.default_rng(0).normal(size=(7, 3)) * 2 + 1
 

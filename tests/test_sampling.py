@@ -6,7 +6,8 @@ import pytest
 import torch
 from scipy import stats
 
-from archipel import Bernoulli, Full, Sample, keys
+from archipel import Bernoulli, Full, Sample
+from archipel.core import keys
 
 LEVEL = 1e-3  # of a false alarm on the day the test was written; keys are fixed
 ROUNDS = 4000

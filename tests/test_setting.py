@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from archipel import SGD, FedAvg, Federation, Network, classification, fit, keys
-from archipel import forward as forward_module
-from archipel.checkpoint import Checkpoint
-from archipel.clients import Loop, Processes
-from archipel.clients.operations import Operations
-from archipel.clients.setting import Setting
-from archipel.experiments import read_config
-from archipel.experiments.running import train
-from archipel.trees import leaves, tree_map
+from archipel import SGD, FedAvg, Federation, Network, classification, fit
+from archipel.core import keys
+from archipel.core.trees import leaves, tree_map
+from archipel.engines import Loop, Processes
+from archipel.engines.device import Setting
+from archipel.engines.operations import Operations
+from archipel.experiments import read_config, train
+from archipel.learning import compiling as forward_module
+from archipel.states.checkpoint import Checkpoint
 
 ROUNDING = {"rtol": 1e-5, "atol": 1e-6}
 """Sums of at most a hundred float32 products in another order: a few of 2⁻²⁴ of the largest term, kept over a few steps

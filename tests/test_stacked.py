@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from archipel.stacked import Stack, take_rows
+from archipel.core.vmap import Stack, take_rows
 
 X = torch.randn(4, 6, 3, generator=torch.Generator().manual_seed(0))
 INDEX = torch.tensor([[5, 0], [1, 1], [2, 4], [0, 3]])

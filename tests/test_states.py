@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from archipel.clients import columns
-from archipel.clients.columns import Filed, Opened, Resident, in_memory, on_disk
-from archipel.clients.room import available_memory
-from archipel.clients.states import States
-from archipel.clients.states_file import read_states, write_states
-from archipel.trees import PerExample, flatten
+from archipel.core.trees import PerExample, flatten
+from archipel.states import storage as columns
+from archipel.states.placement import available_memory
+from archipel.states.storage import Filed, Opened, Resident, in_memory, on_disk
+from archipel.states.table import States
+from archipel.states.table_file import read_states, write_states
 
 COUNTS = [3, 1, 4, 2]
 

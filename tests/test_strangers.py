@@ -9,7 +9,7 @@ from scipy.stats import multivariate_normal
 
 from archipel import SGD, FedAvg, Federation, FedSPM, Network, classification, fit
 from archipel.data import GaussianMixture
-from archipel.strangers import Watch, p_values
+from archipel.drm.strangers import Watch, p_values
 
 
 def clients():

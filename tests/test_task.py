@@ -18,10 +18,10 @@ from archipel import (
     Whole,
     classification,
     fit,
-    keys,
     regression,
 )
-from archipel.task import Copies, linear_init, modules_of
+from archipel.core import keys
+from archipel.learning.networks import Copies, linear_init, modules_of
 
 
 class Bare(nn.Module):

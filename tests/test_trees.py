@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from archipel.clients.wire_format import decode, encode
-from archipel.trees import (
+from archipel.core.trees import (
     PerClient,
     PerExample,
     Sum,
@@ -22,6 +21,7 @@ from archipel.trees import (
     unflatten,
     with_leaves,
 )
+from archipel.states.encoding import decode, encode
 
 ODD_TREES = {
     "a bare tensor": torch.arange(3),

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from archipel import Federation, fit
-from archipel.bench.entrants import ENTRANTS, STEPS
+from archipel.core.trees import nbytes
 from archipel.experiments.methods import SECTIONS
-from archipel.task import classification
-from archipel.trees import nbytes
+from archipel.learning.tasks import classification
+from archipel.papers.consensus.entrants import ENTRANTS, STEPS
 
 PAGE = (Path(__file__).parents[1] / "docs" / "which-method.md").read_text()
 CLIENTS, EXAMPLES = 5, 8

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from archipel import Examples, Federation
-from archipel.clients.batched import Batched, _Rows
-from archipel.clients.setting import Setting
-from archipel.windows import Window
+from archipel.core.row_window import Window
+from archipel.engines import Batched
+from archipel.engines.batched import _Rows
+from archipel.engines.device import Setting
 
 SIZES = [[3, 3, 3, 3], [1, 4, 2, 3], [2, 3, 1, 0]]
 CHOSEN = [2, 0, 3]

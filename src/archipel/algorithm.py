@@ -8,7 +8,9 @@ A complete algorithm, federated averaging of means::
 
     >>> from dataclasses import dataclass
     >>> import torch
-    >>> from archipel import Algorithm, Federation, fit
+    >>> from archipel.algorithm import Algorithm
+    >>> from archipel.data.federation import Federation
+    >>> from archipel.fit import fit
     >>> @dataclass(frozen=True)
     ... class MeanOfMeans(Algorithm):
     ...     rate: float = 1.0
@@ -38,8 +40,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from archipel.examples import ClientData
-from archipel.trees import Tree
+from archipel.core.examples import ClientData
+from archipel.core.trees import Tree
 
 Info = dict[str, Any]
 Weights = Literal["examples", "uniform"]

@@ -4,9 +4,10 @@ import numpy as np
 import torch
 from scipy.special import log_softmax
 
-from archipel import Federation, keys
-from archipel.clients import Handle, Ledger, Loop
-from archipel.trees import PerClient
+from archipel import Federation
+from archipel.core import keys
+from archipel.core.trees import PerClient
+from archipel.engines import Handle, Ledger, Loop
 
 
 def opened(algorithm, federation, carrier=Loop, rounds=10, **given):

@@ -8,8 +8,7 @@ from scipy import stats
 from torch import Tensor
 
 from archipel import Federation
-from archipel.data.federation import Client
-from archipel.data.inputs import Inputs
+from archipel.data import Client, Inputs
 
 DIRICHLET, SHAPE, SCALE = 0.02, 0.05, 0.01
 

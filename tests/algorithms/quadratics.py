@@ -3,10 +3,10 @@
 import numpy as np
 import torch
 
-from archipel import keys
-from archipel.clients import Batched, Handle, Ledger, Loop
-from archipel.quadratic import quadratic_federation
-from archipel.trees import PerClient
+from archipel.core import keys
+from archipel.core.trees import PerClient
+from archipel.engines import Batched, Handle, Ledger, Loop
+from archipel.learning.quadratic import quadratic_federation
 
 ENGINES = {"loop": Loop, "batched": Batched}
 TWO = ([1.0, 4.0], [0.0, 1.0])

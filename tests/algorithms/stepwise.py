@@ -4,9 +4,10 @@ import numpy as np
 import torch
 from quadratics import times, vectors
 
-from archipel import PerClient, Sample, keys
-from archipel.clients import Handle, Ledger, Loop
-from archipel.quadratic import quadratic_federation
+from archipel import PerClient, Sample
+from archipel.core import keys
+from archipel.engines import Handle, Ledger, Loop
+from archipel.learning.quadratic import quadratic_federation
 
 PAIRS = Sample(count=2)
 

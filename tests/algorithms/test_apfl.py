@@ -21,9 +21,9 @@ from quadratics import (
 from torch import nn
 
 from archipel import APFL, SGD, FedAvg, Local, Sample, classification, fit
-from archipel.clients import Loop
-from archipel.quadratic import Quadratic, quadratic_federation
-from archipel.trees import flatten
+from archipel.core.trees import flatten
+from archipel.engines import Loop
+from archipel.learning.quadratic import Quadratic, quadratic_federation
 
 
 def mixtures(run):

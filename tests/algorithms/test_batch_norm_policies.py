@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from archipel import APFL, L2SGD, SGD, Ditto, FedAvg, FedDyn, FedProx, PFedMe, classification, fit
-from archipel.batchnorm import POLICIES, recompute
-from archipel.clients import Loop
-from archipel.examples import Examples
-from archipel.trees import flatten, tree_map
+from archipel.core.examples import Examples
+from archipel.core.trees import flatten, tree_map
+from archipel.engines import Loop
+from archipel.learning.batch_norm import POLICIES, recompute
 
 LOCAL = SGD(lr=0.1, steps=2, batch=6)
 MAKERS = {

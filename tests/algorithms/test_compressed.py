@@ -27,13 +27,13 @@ from archipel import (
     classification,
     fit,
 )
-from archipel.algorithms import FPFC
-from archipel.clients import Loop, Wire
+from archipel.algorithms.fpfc import FPFC
 from archipel.compress import BlockQuantisation, Dithering, Identity, Natural, TopK
-from archipel.experiments.building import build
+from archipel.core.trees import flatten
+from archipel.engines import Loop, Wire
+from archipel.experiments import build
 from archipel.experiments.reading import validate
-from archipel.quadratic import Quadratic, quadratic_federation
-from archipel.trees import flatten
+from archipel.learning.quadratic import Quadratic, quadratic_federation
 
 BLOCK = SGD(lr=0.2, steps=3, batch=4, momentum=0.9, keep_momentum=True, schedule="cosine")
 FINE = Dithering(levels=100)

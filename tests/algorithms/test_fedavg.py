@@ -9,11 +9,12 @@ from quadratics import ENGINES, scalars, vectors
 from scipy.optimize import minimize
 from torch import nn
 
-from archipel import SGD, FedAvg, Federation, Sample, classification, fit, keys
-from archipel.clients import Loop, Wire
-from archipel.data.federation import Client
-from archipel.quadratic import Quadratic, quadratic_federation
-from archipel.trees import flatten, leaves
+from archipel import SGD, FedAvg, Federation, Sample, classification, fit
+from archipel.core import keys
+from archipel.core.trees import flatten, leaves
+from archipel.data import Client
+from archipel.engines import Loop, Wire
+from archipel.learning.quadratic import Quadratic, quadratic_federation
 
 
 def limit(A, a, weights, lr, steps):

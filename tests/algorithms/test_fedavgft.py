@@ -5,13 +5,14 @@ import torch
 from quadratics import ENGINES, SIZES, power, times, vectors
 from torch import nn
 
-from archipel import SGD, FedAvg, FedAvgFT, classification, fit, keys
-from archipel.answers import vote
-from archipel.batchnorm import POLICIES
-from archipel.clients import Loop
-from archipel.clients.carrier import client_data
-from archipel.quadratic import Quadratic, quadratic_federation
-from archipel.trees import flatten
+from archipel import SGD, FedAvg, FedAvgFT, classification, fit
+from archipel.core import keys
+from archipel.core.trees import flatten
+from archipel.engines import Loop
+from archipel.engines.carrier import client_data
+from archipel.learning.batch_norm import POLICIES
+from archipel.learning.quadratic import Quadratic, quadratic_federation
+from archipel.runs.answers import vote
 
 BLOCK = SGD(lr=0.1, steps=3, batch=5, momentum=0.9, keep_momentum=True, schedule="cosine")
 FULL = SGD(lr=0.3, steps=6, batch=None, momentum=0.9)

@@ -10,10 +10,11 @@ from stepwise import PAIRS, Listening, arrays, federation_of, rounds_of, unrelia
 from test_fedper import BODY, Halves
 from torch import nn
 
-from archipel import SGD, FedBABU, classification, fit, keys
-from archipel.clients import Loop
-from archipel.clients.carrier import client_data
-from archipel.trees import flatten
+from archipel import SGD, FedBABU, classification, fit
+from archipel.core import keys
+from archipel.core.trees import flatten
+from archipel.engines import Loop
+from archipel.engines.carrier import client_data
 
 V0 = 0.7  # the head, where nobody's best one is
 

@@ -9,11 +9,12 @@ from scipy.stats import norm
 from stepwise import rounds_of
 from torch import nn
 
-from archipel import SGD, FedCR, Federation, FedPer, classification, fit, keys, regression
+from archipel import SGD, FedCR, Federation, FedPer, classification, fit, regression
 from archipel.algorithms.fedcr import FLOOR, divergence, product
-from archipel.clients import Batched, Loop
-from archipel.data.federation import Client
-from archipel.trees import flatten
+from archipel.core import keys
+from archipel.core.trees import flatten
+from archipel.data import Client
+from archipel.engines import Batched, Loop
 
 
 def test_the_product_of_experts_is_the_normalised_product_of_densities():

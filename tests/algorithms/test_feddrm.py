@@ -24,7 +24,7 @@ from archipel import (
     fit,
     regression,
 )
-from archipel.trees import flatten
+from archipel.core.trees import flatten
 
 STEP = SGD(lr=0.3, steps=1, batch=None)
 

@@ -19,8 +19,8 @@ from quadratics import (
 )
 
 from archipel import SGD, FedDyn, Sample, fit
-from archipel.clients import Loop
-from archipel.quadratic import Quadratic, quadratic_federation
+from archipel.engines import Loop
+from archipel.learning.quadratic import Quadratic, quadratic_federation
 
 # For A + μ between 1.5 and 5 a step shrinks by 0.6 or faster: 0.6^60 = 5e-14.
 EXACT = SGD(lr=0.28, steps=60, batch=None, tolerance=1e-14)

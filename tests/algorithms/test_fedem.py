@@ -23,14 +23,16 @@ from poissons import (
 )
 from quadratics import ENGINES
 
-from archipel import SGD, Bernoulli, DivergenceError, FedAvg, FedEM, fit, keys, mean_field
-from archipel.clients import Handle, Ledger, Loop
+from archipel import SGD, Bernoulli, DivergenceError, FedAvg, FedEM, fit
+from archipel.algorithms.parts import mean_field
+from archipel.algorithms.parts.mean_field import Decay
 from archipel.compress import Dithering, Identity, RandK, TopK
-from archipel.em import GaussianMixture, Ridge
-from archipel.examples import Examples
-from archipel.mean_field import Decay
-from archipel.quadratic import Quadratic
-from archipel.trees import PerClient
+from archipel.core import keys
+from archipel.core.examples import Examples
+from archipel.core.trees import PerClient
+from archipel.engines import Handle, Ledger, Loop
+from archipel.families import GaussianMixture, Ridge
+from archipel.learning.quadratic import Quadratic
 
 Q = 4  # statistics of two components
 ROUNDS = 8

@@ -20,12 +20,12 @@ from archipel import (
     Whole,
     classification,
     fit,
-    keys,
     regression,
 )
-from archipel.batchnorm import POLICIES
-from archipel.examples import ClientData, Examples
-from archipel.trees import flatten
+from archipel.core import keys
+from archipel.core.examples import ClientData, Examples
+from archipel.core.trees import flatten
+from archipel.learning.batch_norm import POLICIES
 
 STEP = SGD(lr=0.5, steps=1, batch=None)
 PI = torch.tensor([0.7, 0.3])

@@ -10,8 +10,8 @@ from stepwise import PAIRS, Listening, arrays, federation_of, rounds_of
 from torch import nn
 
 from archipel import SGD, FedAvg, FedCR, Federation, FedPer, classification, fit
-from archipel.clients import Loop
-from archipel.trees import flatten
+from archipel.core.trees import flatten
+from archipel.engines import Loop
 
 BODY = 2
 

@@ -21,9 +21,9 @@ from quadratics import (
 from torch import nn
 
 from archipel import SGD, DivergenceError, FedAvg, FedProx, Sample, classification, fit
-from archipel.clients import Loop
-from archipel.quadratic import Quadratic, quadratic_federation
-from archipel.trees import flatten
+from archipel.core.trees import flatten
+from archipel.engines import Loop
+from archipel.learning.quadratic import Quadratic, quadratic_federation
 
 EXACT = SGD(lr=0.26, steps=200, batch=None, tolerance=1e-11)
 

@@ -9,10 +9,9 @@ from test_fedper import BODY, Halves, together
 from torch import nn
 
 from archipel import SGD, FedBABU, Federation, FedRep, classification, fit
-from archipel.clients import Loop
-from archipel.data.federation import Client
-from archipel.data.inputs import Inputs
-from archipel.trees import flatten
+from archipel.core.trees import flatten
+from archipel.data import Client, Inputs
+from archipel.engines import Loop
 
 
 @pytest.mark.parametrize("answers", [None, unreliable])

@@ -6,7 +6,7 @@ from quadratics import ENGINES, SIZES, THREE, meeting, proximal_map, scalars, sh
 from stepwise import PAIRS, arrays, federation_of, gradients, rounds_of, states_of, theta, unreliable
 
 from archipel import SGD, FedSplit, fit
-from archipel.quadratic import Quadratic
+from archipel.learning.quadratic import Quadratic
 
 # Heavy-ball's best for curvatures from 2 to 5 (A + 1/s): it shrinks by (√2.5 − 1)/(√2.5 + 1) = 0.23 a step.
 EXACT = SGD(lr=4 / (2**0.5 + 5**0.5) ** 2, momentum=0.225**2, steps=40, batch=None, tolerance=1e-13)

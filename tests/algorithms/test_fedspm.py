@@ -8,22 +8,11 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 
-from archipel import (
-    SGD,
-    CrossEntropy,
-    Federation,
-    FedSPM,
-    Network,
-    Sample,
-    Whole,
-    classification,
-    fit,
-    keys,
-    regression,
-)
-from archipel.clients import Handle, Ledger, Loop
-from archipel.examples import ClientData, Examples
-from archipel.trees import PerClient, PerExample
+from archipel import SGD, CrossEntropy, Federation, FedSPM, Network, Sample, Whole, classification, fit, regression
+from archipel.core import keys
+from archipel.core.examples import ClientData, Examples
+from archipel.core.trees import PerClient, PerExample
+from archipel.engines import Handle, Ledger, Loop
 
 STEP = SGD(lr=0.1, steps=1, batch=None)
 

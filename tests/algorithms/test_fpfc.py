@@ -13,8 +13,8 @@ from torch import nn
 
 from archipel import FPFC, SGD, classification, fit
 from archipel.algorithms.fpfc import shrinkage
-from archipel.algorithms.pairs import lengths
-from archipel.quadratic import Quadratic
+from archipel.algorithms.parts.pairs import lengths
+from archipel.learning.quadratic import Quadratic
 
 PENALTY = {"penalty": 1.0, "xi": 0.1, "a": 3.7}
 

@@ -6,8 +6,8 @@ import torch
 from stepwise import PAIRS, arrays, federation_of, rounds_of
 
 from archipel import FPFC, SGD
-from archipel.algorithms.pairs import ascend, lengths, pulls, rows
-from archipel.quadratic import Quadratic
+from archipel.algorithms.parts.pairs import ascend, lengths, pulls, rows
+from archipel.learning.quadratic import Quadratic
 
 M, D = 6, 3
 EVERY = [(i, j) for i in range(M) for j in range(i + 1, M)]

@@ -9,25 +9,13 @@ from quadratics import ENGINES, power, vectors
 from stepwise import PAIRS, Listening, rounds_of, unreliable
 from torch import nn
 
-from archipel import (
-    IFCA,
-    SGD,
-    CrossEntropy,
-    FedAvg,
-    Federation,
-    Network,
-    PerClient,
-    Sample,
-    Whole,
-    classification,
-    fit,
-    keys,
-)
+from archipel import IFCA, SGD, CrossEntropy, FedAvg, Federation, Network, PerClient, Sample, Whole, classification, fit
 from archipel.algorithms.ifca import risk
-from archipel.clients import Handle, Ledger, Loop
-from archipel.examples import Examples
-from archipel.quadratic import Quadratic, quadratic_federation
-from archipel.trees import flatten, nbytes
+from archipel.core import keys
+from archipel.core.examples import Examples
+from archipel.core.trees import flatten, nbytes
+from archipel.engines import Handle, Ledger, Loop
+from archipel.learning.quadratic import Quadratic, quadratic_federation
 
 STEP = SGD(lr=0.2, steps=1, batch=None)
 

@@ -19,11 +19,12 @@ from quadratics import (
     vectors,
 )
 
-from archipel import L2SGD, SGD, FedAvg, Sample, fit, keys
+from archipel import L2SGD, SGD, FedAvg, Sample, fit
 from archipel.algorithms.l2sgd import runs
-from archipel.clients import Loop
-from archipel.examples import ClientData, Examples
-from archipel.quadratic import Quadratic, quadratic_federation
+from archipel.core import keys
+from archipel.core.examples import ClientData, Examples
+from archipel.engines import Loop
+from archipel.learning.quadratic import Quadratic, quadratic_federation
 
 
 def stepping(lr):

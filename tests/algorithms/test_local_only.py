@@ -7,10 +7,10 @@ from quadratics import ENGINES, SIZES, THREE, cohorts, of_clients, power, scalar
 from torch import nn
 
 from archipel import SGD, Federation, Local, Sample, classification, fit
-from archipel.clients import Loop
-from archipel.data.federation import Client
-from archipel.quadratic import Quadratic, quadratic_federation
-from archipel.trees import flatten
+from archipel.core.trees import flatten
+from archipel.data import Client
+from archipel.engines import Loop
+from archipel.learning.quadratic import Quadratic, quadratic_federation
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -6,7 +6,7 @@ import torch
 
 from archipel import Federation, PersonalFedEM, fit
 from archipel.compress import Dithering
-from archipel.em import FactorModel, PoissonMixture
+from archipel.families import FactorModel, PoissonMixture
 
 COUNTS = [np.array([0, 1, 2, 9.0]), np.array([8.0, 10.0])]
 START = {

@@ -9,7 +9,7 @@ from stepwise import PAIRS, arrays, federation_of, rounds_of, states_of, theta, 
 from torch import nn
 
 from archipel import SGD, DivergenceError, PFedMac, classification, fit
-from archipel.quadratic import Quadratic
+from archipel.learning.quadratic import Quadratic
 
 # Heavy-ball's best for curvatures from 1 to 4: it shrinks by 1/3 a step.
 EXACT = SGD(lr=4 / 9, momentum=1 / 9, steps=25, batch=None, tolerance=1e-10)

@@ -23,9 +23,9 @@ from quadratics import (
 from torch import nn
 
 from archipel import SGD, Federation, PFedMe, Sample, classification, fit
-from archipel.clients import Loop
-from archipel.data.federation import Client
-from archipel.quadratic import Quadratic, quadratic_federation
+from archipel.data import Client
+from archipel.engines import Loop
+from archipel.learning.quadratic import Quadratic, quadratic_federation
 
 EXACT = SGD(lr=0.26, steps=200, batch=None, tolerance=1e-11)
 

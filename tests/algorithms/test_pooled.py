@@ -9,10 +9,9 @@ from stepwise import arrays, federation_of
 from torch import nn
 
 from archipel import SGD, CrossEntropy, FedAvg, Federation, Network, Pooled, Sample, Whole, classification, fit
-from archipel.experiments import read_config
-from archipel.experiments.running import reevaluate, train
-from archipel.quadratic import Quadratic
-from archipel.trees import flatten
+from archipel.core.trees import flatten
+from archipel.experiments import read_config, reevaluate, train
+from archipel.learning.quadratic import Quadratic
 
 
 def pooled(d=3, **settings):

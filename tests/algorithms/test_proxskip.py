@@ -6,8 +6,9 @@ import torch
 from quadratics import ENGINES, SIZES, THREE, meeting, scalars, shares
 from stepwise import PAIRS, arrays, federation_of, gradients, rounds_of, states_of, theta, unreliable
 
-from archipel import SGD, ClientData, Examples, ProxSkip, fit, keys
-from archipel.quadratic import Quadratic
+from archipel import SGD, ClientData, Examples, ProxSkip, fit
+from archipel.core import keys
+from archipel.learning.quadratic import Quadratic
 
 
 def skip(d=1, *, lr=0.1, **settings):

@@ -29,7 +29,7 @@ from archipel import (
     classification,
     fit,
 )
-from archipel.quadratic import Quadratic
+from archipel.learning.quadratic import Quadratic
 
 TASK, STEP = Quadratic(), SGD(lr=0.1, steps=1, batch=None)
 PENALISED = {

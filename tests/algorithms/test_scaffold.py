@@ -8,8 +8,8 @@ from stepwise import PAIRS, arrays, federation_of, gradients, rounds_of, states_
 from torch import nn
 
 from archipel import SCAFFOLD, SGD, FedAvg, classification, fit
-from archipel.quadratic import Quadratic
-from archipel.trees import flatten, unflatten
+from archipel.core.trees import flatten, unflatten
+from archipel.learning.quadratic import Quadratic
 
 
 def scaffold(d=1, *, lr=0.1, steps=5, **settings):

@@ -6,10 +6,12 @@ import torch
 from poissons import SIZES, START, Poissons, counts, em, expect, federation, maximise, numbers, vector
 from quadratics import ENGINES, cohorts
 
-from archipel import Bernoulli, FedEM, Full, Sample, VRFedEM, fit, keys, mean_field
-from archipel.clients import Loop
+from archipel import Bernoulli, FedEM, Full, Sample, VRFedEM, fit
+from archipel.algorithms.parts import mean_field
 from archipel.compress import Dithering, RandK, TopK
-from archipel.examples import Examples
+from archipel.core import keys
+from archipel.core.examples import Examples
+from archipel.engines import Loop
 
 PARTS = counts()
 POOL = np.concatenate(PARTS)

@@ -12,16 +12,17 @@ from PIL import Image
 from rich.console import Console
 from typer.testing import CliRunner
 
-from archipel.bench import drawing, fed_isic, fedspm, paper
-from archipel.bench.baselines import DEFAULT, METHODS, PAPER, Setting, chosen, fast, full
-from archipel.bench.generated import generated_isic
-from archipel.bench.grid import CellsFailed
-from archipel.bench.points import cost, gain, metric
-from archipel.bench.tables import Column, Entry, Table, as_csv, for_terminal, latex, markdown, ranks
-from archipel.cli import app
+from archipel.cli.main import app
 from archipel.data import load_source
-from archipel.experiments.building import build
-from archipel.experiments.loading import load
+from archipel.experiments import build, load
+from archipel.experiments.grids import CellsFailed
+from archipel.papers.fedspm import fed_isic, paper
+from archipel.papers.fedspm import tables as fedspm
+from archipel.papers.fedspm.baselines import DEFAULT, METHODS, PAPER, Setting, chosen, fast, full
+from archipel.papers.fedspm.generated import generated_isic
+from archipel.papers.fedspm.points import cost, gain, metric
+from archipel.reports import grid_figures as drawing
+from archipel.reports.tables import Column, Entry, Table, as_csv, for_terminal, latex, markdown, ranks
 
 TINY = Setting(
     data={"source": "digits", "clients": 3},
@@ -258,7 +259,7 @@ def test_a_second_call_trains_nothing_and_more_seeds_only_what_is_missing(tables
         asked.append((config.name, config.seed))
         raise ValueError("no more training")
 
-    monkeypatch.setattr("archipel.bench.points.train", refuse)
+    monkeypatch.setattr("archipel.papers.fedspm.points.train", refuse)
     assert fedspm.table1({"digits": TINY}, ("fedavg", "local", "fedspm"), grid(out, seeds=2)) == by
     assert asked == []
     with pytest.raises(CellsFailed, match=r"1 of 3 cells failed(.|\n)*fedavg/seed2: no more training"):

@@ -7,11 +7,11 @@ import torch
 from typer.testing import CliRunner
 
 from archipel import Federation
-from archipel.bench import consensus as bench
-from archipel.bench.consensus import FAST, FULL, ISLANDS, Plan, Result, best, configured, for_choosing
-from archipel.bench.consensus_report import report, table
-from archipel.bench.entrants import ENTRANTS, STEPS, entrants
-from archipel.cli import app
+from archipel.cli.main import app
+from archipel.papers.consensus import tuning as bench
+from archipel.papers.consensus.entrants import ENTRANTS, STEPS, entrants
+from archipel.papers.consensus.report import report, table
+from archipel.papers.consensus.tuning import FAST, FULL, ISLANDS, Plan, Result, best, configured, for_choosing
 
 TINY = Plan(rates=1, penalties=2, seeds=2, rounds=2)
 

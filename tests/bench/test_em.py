@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from archipel.bench import em, em_report
+from archipel.papers.federated_em import report as em_report
+from archipel.papers.federated_em import runs as em
 
 
 def test_the_pool_is_the_same_however_many_clients_share_it():

@@ -8,11 +8,11 @@ from PIL import Image
 from rich.console import Console
 from typer.testing import CliRunner
 
-from archipel.bench import figure2
-from archipel.bench.baselines import Setting
-from archipel.bench.fedspm import Grid
-from archipel.cli import app
+from archipel.cli.main import app
 from archipel.drm.bridge import estimates
+from archipel.papers.fedspm import figure2
+from archipel.papers.fedspm.baselines import Setting
+from archipel.papers.fedspm.tables import Grid
 
 TINY = Setting(
     data={"source": "digits", "clients": 3},

@@ -13,10 +13,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from archipel.bench.display import time_left
-from archipel.bench.grid import Cell, CellsFailed, perform, run_grid
-from archipel.bench.lock import alone
-from archipel.bench.workers import in_processes
+from archipel.experiments.grids import Cell, CellsFailed, run_grid
+from archipel.experiments.grids.display import time_left
+from archipel.experiments.grids.grid import perform
+from archipel.experiments.grids.lock import alone
+from archipel.experiments.grids.workers import in_processes
 
 QUIET = Console(file=open(os.devnull, "w"))  # noqa: SIM115 (as long as the tests)
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from archipel.bench import paths
-from archipel.bench.paths import CURVATURES, MINIMA, PATHS
-from archipel.bench.paths_figure import draw
+from archipel.papers.consensus import paths
+from archipel.papers.consensus.paths import CURVATURES, MINIMA, PATHS
+from archipel.papers.consensus.paths_figure import draw
 
 BY_NAME = {path.name: path for path in PATHS}
 

@@ -6,11 +6,11 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from archipel import SGD, FedSPM, Network, classification, fit
-from archipel.bench.routing import figure, learn, three_clients
-from archipel.bench.strangers import judge, strange_queries
 from archipel.data import digits, dual_heterogeneity
-from archipel.data.dual import dual_transform
-from archipel.strangers import Watch
+from archipel.data.dual_heterogeneity import dual_transform
+from archipel.drm.strangers import Watch
+from archipel.papers.fedspm.routing import figure, learn, three_clients
+from archipel.papers.fedspm.strangers import judge, strange_queries
 
 
 def test_lessons_are_about_the_bayes_rule():

@@ -9,13 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from archipel import keys
-from archipel.algorithms import FedAvg
-from archipel.bench import speed, speed_archipel, speed_drawing, speed_floors, speed_plan, speed_report
-from archipel.bench.speed_peers import networks, shards
-from archipel.bench.speed_work import Work, prepare
-from archipel.engine import fit
-from archipel.trees import leaves
+from archipel.algorithms.fedavg import FedAvg
+from archipel.core import keys
+from archipel.core.trees import leaves
+from archipel.fit import fit
+from speed import drawing as speed_drawing
+from speed import floors as speed_floors
+from speed import measure as speed
+from speed import plan as speed_plan
+from speed import report as speed_report
+from speed import works_of_archipel as speed_archipel
+from speed.peers import networks, shards
+from speed.work import Work, prepare
 
 SMALL = Work(clients=3, cohort=3, examples=6, batch=6, epochs=3, shape=(1, 4, 4), lr=0.1)
 MODELS = {

@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from archipel.bench import theorem1
-from archipel.bench.theorem1 import bound, exact, factors, point
+from archipel.papers.fedspm import theorem1
+from archipel.papers.fedspm.theorem1 import bound, exact, factors, point
 
 
 def test_factors_are_the_coefficients_of_the_unrolled_momentum():

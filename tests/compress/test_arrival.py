@@ -3,11 +3,12 @@
 import pytest
 import torch
 
-from archipel import Algorithm, PerClient, keys
-from archipel.clients import Batched, Handle, Ledger, Loop, Wire
+from archipel import Algorithm, PerClient
 from archipel.compress import Dithering
-from archipel.local import batched
-from archipel.trees import Compressed, nbytes
+from archipel.core import keys
+from archipel.core.keys import batched
+from archipel.core.trees import Compressed, nbytes
+from archipel.engines import Batched, Handle, Ledger, Loop, Wire
 
 
 class Downlink(Algorithm):

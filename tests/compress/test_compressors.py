@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from archipel import keys
-from archipel.clients.wire_format import decode, encode
 from archipel.compress import COMPRESSORS, QSGD, BlockQuantisation, Dithering, Identity, Natural, RandK, TopK
 from archipel.compress.packing import pack, unpack
-from archipel.trees import Compressed, decoded, decoded_rows, finite, nbytes, tree_map
+from archipel.core import keys
+from archipel.core.trees import Compressed, decoded, decoded_rows, finite, nbytes, tree_map
+from archipel.states.encoding import decode, encode
 
 UNBIASED = [
     Identity(),

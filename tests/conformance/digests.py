@@ -8,11 +8,11 @@ import hashlib
 import json
 
 import torch
-from conftest import random_tables
 from table import ROWS
 
 from archipel import Federation, Sample, fit
-from archipel.trees import flatten
+from archipel.core.trees import flatten
+from conftest import random_tables
 
 
 def digest(run):

@@ -51,9 +51,9 @@ from archipel import (
     VRFedEM,
     classification,
 )
+from archipel.algorithms.parts.mean_field import Decay
 from archipel.compress import Dithering, RandK, TopK
-from archipel.em import GaussianMixture
-from archipel.mean_field import Decay
+from archipel.families import GaussianMixture
 
 NORMALS = {
     "weight": torch.tensor([0.5, 0.5], dtype=torch.float64),

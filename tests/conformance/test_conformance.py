@@ -6,13 +6,14 @@ import pytest
 import torch
 from table import ROWS
 
-from archipel import Federation, Predicts, Routes, Sample, fit, keys
+from archipel import Federation, Predicts, Routes, Sample, fit
 from archipel.algorithm import Algorithm
-from archipel.checkpoint import Checkpoint
-from archipel.clients import Batched, Handle, Ledger, Loop, Processes, Wire
-from archipel.clients.carrier import client_data
-from archipel.clients.setting import Setting
-from archipel.trees import PerClient, decoded_rows, deliver, flatten, leaves, unflatten
+from archipel.core import keys
+from archipel.core.trees import PerClient, decoded_rows, deliver, flatten, leaves, unflatten
+from archipel.engines import Batched, Handle, Ledger, Loop, Processes, Wire
+from archipel.engines.carrier import client_data
+from archipel.engines.device import Setting
+from archipel.states.checkpoint import Checkpoint
 
 ROUNDS = 3
 ORDER = [2, 0, 3, 1]

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from archipel import Federation, keys
-from archipel.data.algebra import Keep, NoisyLabels, PermuteLabels
-from archipel.data.feature_shifts import Affine, Missing
+from archipel import Federation
+from archipel.core import keys
+from archipel.data.shifts.algebra import Keep, NoisyLabels, PermuteLabels
+from archipel.data.shifts.feature_shifts import Affine, Missing
 
 KEY = keys.key(3)
 

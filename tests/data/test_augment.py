@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from archipel import SGD, FedAvg, Federation, classification, fit, keys
+from archipel import SGD, FedAvg, Federation, classification, fit
+from archipel.core import keys
 from archipel.data.augment import Augment, Crop, Flip
 
 IMAGES = torch.randint(1, 256, (6, 2, 5, 7), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))

@@ -10,10 +10,10 @@ from rich.console import Console
 
 from archipel import Federation
 from archipel.data import Client, Inputs, compose, digits, dual_heterogeneity
-from archipel.data.algebra import NoisyLabels
 from archipel.data.card import card, entropy, feature_distances, label_shares
-from archipel.data.feature_shifts import Missing
-from archipel.quadratic import quadratic_federation
+from archipel.data.shifts.algebra import NoisyLabels
+from archipel.data.shifts.feature_shifts import Missing
+from archipel.learning.quadratic import quadratic_federation
 
 
 def by_hand(classes=4):

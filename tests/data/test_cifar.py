@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from archipel.data.sources import cifar10, cifar100
-from archipel.data.sources.cifar import CIFAR10_FILES, CIFAR100_FILES
+from archipel.data.sources.cifar import CIFAR10_FILES, CIFAR100_FILES, cifar10, cifar100
 from archipel.data.sources.pickles import read_pickle
 
 NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]

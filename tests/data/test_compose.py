@@ -5,22 +5,13 @@ import pytest
 import torch
 
 from archipel import Federation
-from archipel.data import (
-    Source,
-    compose,
-    digits,
-    divide,
-    dual_heterogeneity,
-    latent_components,
-    make_shift,
-    partition,
-)
-from archipel.data.algebra import Keep, NoisyLabels, PermuteLabels
-from archipel.data.colours import Hue, feddrm
-from archipel.data.compose import SHIFTS
-from archipel.data.feature_shifts import Affine, Missing
-from archipel.data.looks import Brightened, Cast, Coloured, Inverted, Rotated
-from archipel.data.shifts import client_casts, grey_to_rgb, resize
+from archipel.data import Source, compose, digits, divide, dual_heterogeneity, latent_components, make_shift, partition
+from archipel.data.shifts.algebra import Keep, NoisyLabels, PermuteLabels
+from archipel.data.shifts.colours import Hue, feddrm
+from archipel.data.shifts.compose import SHIFTS
+from archipel.data.shifts.feature_shifts import Affine, Missing
+from archipel.data.shifts.image_shifts import Brightened, Cast, Coloured, Inverted, Rotated
+from archipel.data.shifts.transforms import client_casts, grey_to_rgb, resize
 
 SOURCE = digits()
 OPTIONS = {

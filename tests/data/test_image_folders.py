@@ -8,8 +8,9 @@ import torch
 from PIL import Image
 
 from archipel.data import natural
-from archipel.data.sources import fed_isic2019, image_folders, pixels
-from archipel.data.sources.flamby import IMAGES, LESIONS
+from archipel.data.sources import pixels
+from archipel.data.sources.flamby import IMAGES, LESIONS, fed_isic2019
+from archipel.data.sources.folders import image_folders
 from archipel.data.sources.source import content_checksum
 
 

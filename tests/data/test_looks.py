@@ -9,9 +9,9 @@ import torch
 from scipy import ndimage
 
 from archipel import Federation
-from archipel.data.colours import Brightness, Contrast, Gamma, Hue, Saturation, feddrm
-from archipel.data.looks import Blurred, Brightened, Cast, Coloured, Inverted, Rotated
-from archipel.data.shifts import brighten, dominate
+from archipel.data.shifts.colours import Brightness, Contrast, Gamma, Hue, Saturation, feddrm
+from archipel.data.shifts.image_shifts import Blurred, Brightened, Cast, Coloured, Inverted, Rotated
+from archipel.data.shifts.transforms import brighten, dominate
 
 GREYS = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
 COLOURS = torch.randint(256, (4, 3, 12, 12), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from archipel.data import Source, digits, natural
-from archipel.data.sources import crossbill, femnist, hapt, heart_disease
+from archipel.data.sources.leaf import femnist
+from archipel.data.sources.uci import hapt, heart_disease
+from archipel.data.sources.unmarked import crossbill
 
 
 def tiny(sizes=(5, 9, 7), shape=(4, 4), shuffled=False, classes=3, **parts):

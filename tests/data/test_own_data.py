@@ -9,7 +9,8 @@ import torch
 from PIL import Image
 
 from archipel.data import natural
-from archipel.data.sources import client_files, from_hub
+from archipel.data.sources.folders import client_files
+from archipel.data.sources.hub import from_hub
 
 
 def write(folder, **clients):

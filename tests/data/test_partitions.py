@@ -5,7 +5,8 @@ import time
 import numpy as np
 import pytest
 
-from archipel.data.partitions import dirichlet_by_class, iid, train_test_split
+from archipel.data import dirichlet_by_class, iid
+from archipel.data.partitions.splits import train_test_split
 
 
 def counts(parts, labels):

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from archipel.data.sources import crossbill, femnist, hapt, heart_disease
-from archipel.data.sources.uci import FEATURES, HOSPITALS
+from archipel.data.sources.leaf import femnist
+from archipel.data.sources.uci import FEATURES, HOSPITALS, hapt, heart_disease
+from archipel.data.sources.unmarked import crossbill
 
 
 def test_femnist_is_ordered_by_writer(data_dir):

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import digamma, entr
 
-from archipel.data.label_mixtures import dirichlet_by_client, pachinko
-from archipel.data.partitions import dirichlet_by_class
-from archipel.data.schemes import PARTITIONS, check_partition, partition
-from archipel.data.skews import by_owner, pathological, quantity, shards
+from archipel.data import dirichlet_by_class, partition
+from archipel.data.partitions.by_name import PARTITIONS, check_partition
+from archipel.data.partitions.label_mixtures import dirichlet_by_client, pachinko
+from archipel.data.partitions.skews import by_owner, pathological, quantity, shards
 
 laws = settings(max_examples=60, deadline=None, database=None, derandomize=True)
 LABELS = st.lists(st.integers(0, 5), min_size=1, max_size=90).map(np.array)

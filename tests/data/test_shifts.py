@@ -6,7 +6,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from archipel.data.shifts import (
+from archipel.data.shifts.transforms import (
     brighten,
     client_casts,
     client_transform,

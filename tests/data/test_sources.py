@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from archipel.data import Source, digits, fashion_mnist, load_source
-from archipel.data.sources import CATALOGUE, breast_cancer, diabetes, iris, read_idx, sources, wine
 from archipel.data.sources import idx as idx_module
+from archipel.data.sources.catalogue import CATALOGUE, sources
+from archipel.data.sources.idx import read_idx
+from archipel.data.sources.scikit import breast_cancer, diabetes, iris, wine
 from archipel.data.sources.source import content_checksum
 
 

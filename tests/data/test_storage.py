@@ -11,9 +11,9 @@ import torch
 
 from archipel import Federation
 from archipel.data import compose, digits, dual_heterogeneity, storage
-from archipel.data.algebra import NoisyLabels
-from archipel.data.feature_shifts import Missing
-from archipel.quadratic import quadratic_federation
+from archipel.data.shifts.algebra import NoisyLabels
+from archipel.data.shifts.feature_shifts import Missing
+from archipel.learning.quadratic import quadratic_federation
 
 
 @pytest.fixture(scope="module")

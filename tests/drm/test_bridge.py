@@ -11,7 +11,7 @@ from scipy.optimize import linprog, minimize
 from scipy.special import log_softmax, logsumexp
 
 from archipel import SGD, FedAvg, Federation, Network, classification, fit
-from archipel.algorithms import FedSPM
+from archipel.algorithms.fedspm import FedSPM
 from archipel.drm.bridge import BridgeErrors, estimates, measure
 from archipel.drm.exchanges import Asked, Memory, Witness
 
@@ -253,8 +253,8 @@ def test_every_second_round_and_a_resumption(tmp_path):
 
 
 def test_a_population_that_has_died_has_no_constraint(measured):
-    from archipel.clients import Handle, Ledger, Loop
-    from archipel.trees import PerExample
+    from archipel.core.trees import PerExample
+    from archipel.engines import Handle, Ledger, Loop
 
     federation, run, states = measured
     server, clients = copy.deepcopy(states[-1])

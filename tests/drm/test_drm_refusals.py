@@ -5,15 +5,8 @@ import math
 import pytest
 import torch
 
-from archipel.drm import (
-    DensityRatioModel,
-    distribution_functions,
-    goodness_of_fit,
-    pool,
-    quantiles,
-    reliability,
-)
-from archipel.strangers import p_values
+from archipel.drm import DensityRatioModel, distribution_functions, goodness_of_fit, pool, quantiles, reliability
+from archipel.drm.strangers import p_values
 
 
 @pytest.fixture(scope="module")

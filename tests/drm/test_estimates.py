@@ -5,15 +5,7 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from archipel.drm import (
-    DensityRatioModel,
-    distribution_functions,
-    goodness_of_fit,
-    means,
-    pool,
-    quadratic,
-    quantiles,
-)
+from archipel.drm import DensityRatioModel, distribution_functions, goodness_of_fit, means, pool, quadratic, quantiles
 
 
 def normals(rng, sizes, truths):

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from archipel.calibration import calibration_error
 from archipel.data import GaussianMixture
 from archipel.drm import DensityRatioModel, pool, reliability
+from archipel.runs.calibration import calibration_error
 
 
 def clients(d=2):

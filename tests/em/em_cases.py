@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from archipel import keys
-from archipel.em import (
+from archipel.core import keys
+from archipel.families import (
     BernoulliMixture,
     CategoricalMixture,
     FactorModel,

@@ -5,7 +5,7 @@ import pytest
 import scipy.stats
 import torch
 
-from archipel.em import BernoulliMixture, CategoricalMixture, PoissonMixture
+from archipel.families import BernoulliMixture, CategoricalMixture, PoissonMixture
 
 WEIGHT = torch.tensor([0.3, 0.7], dtype=torch.float64)
 

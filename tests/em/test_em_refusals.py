@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from archipel import FedEM, Federation, fit
-from archipel.em import FactorModel, GaussianMixture
 from archipel.em.estimators import (
     FederatedFactorModel,
     FederatedGaussianMixture,
     FederatedLatentClass,
     FederatedRegressionMixture,
 )
+from archipel.families import FactorModel, GaussianMixture
 
 RNG = np.random.default_rng(0)
 TWO = [RNG.normal(size=(20, 2)), RNG.normal(size=(30, 2)) + 6]

@@ -10,8 +10,8 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import adjusted_rand_score
 from sklearn.mixture import GaussianMixture
 
+from archipel.algorithms.parts.mean_field import Decay
 from archipel.compress import Dithering, RandK
-from archipel.em import InverseWishart
 from archipel.em.estimators import (
     FederatedBernoulliMixture,
     FederatedGaussianMixture,
@@ -20,7 +20,7 @@ from archipel.em.estimators import (
     FederatedRegressionMixture,
 )
 from archipel.em.factor_estimator import FederatedFactorModel
-from archipel.mean_field import Decay
+from archipel.families import InverseWishart
 
 KINDS = ("full", "tied", "diag", "spherical")
 MEANS = np.array([[-3.0, 0.0], [3.0, 1.0], [0.0, 4.0]])

@@ -6,9 +6,9 @@ import torch
 from scipy.stats import multivariate_normal
 from sklearn.decomposition import PCA, FactorAnalysis
 
-from archipel import keys
-from archipel.em import FactorModel, InverseWishart
-from archipel.trees import leaves
+from archipel.core import keys
+from archipel.core.trees import leaves
+from archipel.families import FactorModel, InverseWishart
 
 D, Q, N = 4, 2, 120
 MODEL = {"ridge": 1e-12, "prior": InverseWishart(1e-12)}

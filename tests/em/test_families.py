@@ -6,9 +6,9 @@ import torch
 from em_cases import CASES, MIXTURES, N, double
 from scipy.optimize import minimize
 
-from archipel import keys
-from archipel.em.mixture import FLOOR
-from archipel.trees import add, leaves, scaled, stack, tree_map
+from archipel.core import keys
+from archipel.core.trees import add, leaves, scaled, stack, tree_map
+from archipel.families.mixture import FLOOR
 
 EVERY = pytest.mark.parametrize("name", CASES)
 ALL = torch.ones(N, dtype=torch.bool)

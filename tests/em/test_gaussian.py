@@ -8,9 +8,9 @@ import torch
 from scipy.stats import multivariate_normal
 from sklearn.mixture import GaussianMixture as Witness
 
-from archipel import keys
-from archipel.em import GaussianMixture, InverseWishart, Ridge
-from archipel.trees import add, leaves, scaled
+from archipel.core import keys
+from archipel.core.trees import add, leaves, scaled
+from archipel.families import GaussianMixture, InverseWishart, Ridge
 
 KINDS = ("full", "tied", "diag", "spherical")
 K, D, N = 3, 2, 150

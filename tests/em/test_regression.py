@@ -6,8 +6,8 @@ import scipy.stats
 import torch
 from sklearn.linear_model import LinearRegression, Ridge
 
-from archipel.em import InverseWishart, RegressionMixture
-from archipel.trees import leaves
+from archipel.core.trees import leaves
+from archipel.families import InverseWishart, RegressionMixture
 
 RNG = np.random.default_rng(5)
 X = RNG.normal(size=(60, 2))

@@ -7,18 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from archipel import FedEM, Federation, fit, keys
-from archipel.clients import Batched, Ledger, Loop
-from archipel.clients.handle import Handle
-from archipel.em import (
-    CategoricalMixture,
-    FactorModel,
-    GaussianMixture,
-    KMeansPlusPlus,
-    RandomResponsibilities,
-    RegressionMixture,
-    Ridge,
-)
+from archipel import FedEM, Federation, fit
+from archipel.core import keys
+from archipel.em import KMeansPlusPlus, RandomResponsibilities
+from archipel.engines import Batched, Handle, Ledger, Loop
+from archipel.families import CategoricalMixture, FactorModel, GaussianMixture, RegressionMixture, Ridge
 
 LINE = torch.tensor([0.0, 1.0, 3.0, 3.0, 7.0])  # split over clients of 1, 3 and 1
 

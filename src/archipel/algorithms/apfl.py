@@ -8,13 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from archipel import averaging, batchnorm, checks
 from archipel.algorithm import Algorithm, Clients, Info, Weights
-from archipel.batchnorm import BatchNorm
-from archipel.examples import ClientData
-from archipel.local import SGD, Batch, trained
-from archipel.task import Task
-from archipel.trees import Tree, leaves, tree_map, zeros_like
+from archipel.algorithms.parts import shared_model as averaging
+from archipel.core import checks
+from archipel.core.examples import ClientData
+from archipel.core.trees import Tree, leaves, tree_map, zeros_like
+from archipel.learning import batch_norm as batchnorm
+from archipel.learning.batch_norm import BatchNorm
+from archipel.learning.sgd import SGD, Batch, trained
+from archipel.learning.solver_checks import solver
+from archipel.learning.tasks import Task
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,8 +49,8 @@ class APFL(Algorithm):
     Raises:
         ValueError: a setting out of its range.
 
-    >>> from archipel import fit
-    >>> from archipel.quadratic import Quadratic, quadratic_federation
+    >>> from archipel.fit import fit
+    >>> from archipel.learning.quadratic import Quadratic, quadratic_federation
     >>> A, a = torch.tensor([1.0, 4.0]).reshape(2, 1, 1), torch.tensor([[0.0], [1.0]])
     >>> islands = quadratic_federation(A, a)
     >>> run = fit(APFL(Quadratic(), SGD(lr=0.4, steps=1, batch=None), alpha=0.5), islands, rounds=150)
@@ -68,7 +71,7 @@ class APFL(Algorithm):
         checks.number("APFL", alpha=self.alpha)
         if not 0 <= self.alpha <= 1:
             raise ValueError(f"APFL's alpha must lie in [0, 1]; given {self.alpha}.")
-        checks.solver("APFL", local=self.local)
+        solver("APFL", local=self.local)
         if self.adaptive and self.local.weight_decay:
             raise ValueError("Weight decay would pull an adaptive alpha to 0: give APFL's local solver weight_decay=0.")
         if self.averaging is not None:

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from archipel import keys
 from archipel.algorithm import Algorithm, Clients, Info
-from archipel.checks import kind_of
+from archipel.algorithms.parts.sending import ERRORS, Sending, same
 from archipel.compress.compressor import DTYPES, Compressor
-from archipel.compress.sending import ERRORS, Sending, same
-from archipel.examples import ClientData
-from archipel.trees import Tree, flatten, map_named, unflatten
+from archipel.core import keys
+from archipel.core.checks import kind_of
+from archipel.core.examples import ClientData
+from archipel.core.trees import Tree, flatten, map_named, unflatten
 
 OFFERED = (
     "task",
@@ -61,9 +61,11 @@ class Compressing(Algorithm):
         TypeError: what is no algorithm, or no compressor.
         ValueError: in the first round, that nothing the clients send is to be compressed, or has no e.
 
-    >>> from archipel import SGD, FedAvg, fit
-    >>> from archipel.compress import Dithering
-    >>> from archipel.quadratic import Quadratic, quadratic_federation
+    >>> from archipel.learning.sgd import SGD
+    >>> from archipel.algorithms.fedavg import FedAvg
+    >>> from archipel.fit import fit
+    >>> from archipel.compress.dithering import Dithering
+    >>> from archipel.learning.quadratic import Quadratic, quadratic_federation
     >>> A, a = torch.eye(16).repeat(2, 1, 1), torch.ones(2, 16)
     >>> fedavg = FedAvg(Quadratic(16), SGD(lr=0.2, steps=1, batch=None))
     >>> run = fit(Compressing(fedavg, Dithering(levels=4)), quadratic_federation(A, a), rounds=40)

@@ -8,13 +8,15 @@ from typing import Protocol
 
 from torch import Tensor
 
-from archipel import averaging, checks
 from archipel.algorithm import Algorithm, Clients, Info
-from archipel.examples import ClientData
-from archipel.local import SGD, proximal, trained
-from archipel.nested import Inside
-from archipel.task import Task
-from archipel.trees import Tree, zeros_like
+from archipel.algorithms.parts import shared_model as averaging
+from archipel.algorithms.parts.composition import Inside
+from archipel.core import checks
+from archipel.core.examples import ClientData
+from archipel.core.trees import Tree, zeros_like
+from archipel.learning.sgd import SGD, proximal, trained
+from archipel.learning.solver_checks import solver
+from archipel.learning.tasks import Task
 
 
 class HasSharedModel(Protocol):
@@ -54,8 +56,9 @@ class Ditto(Algorithm):
         ValueError: a penalty below 0; at the start, an inner algorithm without a shared model, or with a part of one.
 
     >>> import torch
-    >>> from archipel import FedAvg, fit
-    >>> from archipel.quadratic import Quadratic, quadratic_federation
+    >>> from archipel.algorithms.fedavg import FedAvg
+    >>> from archipel.fit import fit
+    >>> from archipel.learning.quadratic import Quadratic, quadratic_federation
     >>> A, a = torch.tensor([1.0, 4.0]).reshape(2, 1, 1), torch.tensor([[0.0], [1.0]])
     >>> step = SGD(lr=0.2, steps=1, batch=None)
     >>> run = fit(Ditto(FedAvg(Quadratic(), step), step, penalty=2.0), quadratic_federation(A, a), rounds=100)
@@ -69,7 +72,7 @@ class Ditto(Algorithm):
 
     def __post_init__(self) -> None:
         checks.at_least_zero("Ditto", penalty=self.penalty)
-        checks.solver("Ditto", personal=self.personal)
+        solver("Ditto", personal=self.personal)
         if not isinstance(self.inner, Algorithm):
             raise TypeError(
                 f"Ditto's inner is the shared model's algorithm, FedAvg(task, SGD(…)), say; given "

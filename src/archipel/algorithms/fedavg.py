@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from archipel import averaging, batchnorm
 from archipel.algorithm import Algorithm, Clients, Info, Weights
-from archipel.batchnorm import BatchNorm
-from archipel.examples import ClientData
-from archipel.local import SGD
-from archipel.task import Task
-from archipel.trees import Tree
+from archipel.algorithms.parts import shared_model as averaging
+from archipel.core.examples import ClientData
+from archipel.core.trees import Tree
+from archipel.learning import batch_norm as batchnorm
+from archipel.learning.batch_norm import BatchNorm
+from archipel.learning.sgd import SGD
+from archipel.learning.tasks import Task
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +31,9 @@ class FedAvg(Algorithm):
         batch_norm: what becomes of BatchNorm's statistics: ``"share"``, ``"local"`` or ``"recompute"``.
 
     >>> import torch
-    >>> from archipel import Federation, classification, fit
+    >>> from archipel.data.federation import Federation
+    >>> from archipel.learning.tasks import classification
+    >>> from archipel.fit import fit
     >>> x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
     >>> halves = [(x[:20], (x[:20, 0] > 0).long()), (x[20:], (x[20:, 0] > 0).long())]
     >>> islands = Federation.from_arrays(halves)

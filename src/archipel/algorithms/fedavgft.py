@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from archipel import averaging, batchnorm, checks
 from archipel.algorithm import Algorithm, Clients, Info, Weights
-from archipel.batchnorm import BatchNorm
-from archipel.examples import ClientData
-from archipel.local import SGD
-from archipel.task import Task
-from archipel.trees import Tree
+from archipel.algorithms.parts import shared_model as averaging
+from archipel.core.examples import ClientData
+from archipel.core.trees import Tree
+from archipel.learning import batch_norm as batchnorm
+from archipel.learning.batch_norm import BatchNorm
+from archipel.learning.sgd import SGD
+from archipel.learning.solver_checks import solver
+from archipel.learning.tasks import Task
 
 TUNING = SGD(lr=0.01, epochs=1, batch=128, momentum=0.9)
 """One pass over the client's own data, with the solver of the FedSPM paper's comparison."""
@@ -41,7 +43,9 @@ class FedAvgFT(Algorithm):
         ValueError: a tuning solver with a schedule or with momentum that is kept.
 
     >>> import torch
-    >>> from archipel import Federation, classification, fit
+    >>> from archipel.data.federation import Federation
+    >>> from archipel.learning.tasks import classification
+    >>> from archipel.fit import fit
     >>> x = torch.randn(80, 3, generator=torch.Generator().manual_seed(0))
     >>> y = (x[:, 0] > 0).long()
     >>> opposite = Federation.from_arrays([(x[:40], y[:40]), (x[40:], 1 - y[40:])])
@@ -106,7 +110,7 @@ def check_tuning(owner: str, tuning: SGD) -> None:
     Traceback (most recent call last):
     ValueError: FedAvgFT's tuning is one run outside of all rounds: give it schedule='constant' and keep_momentum=False.
     """
-    checks.solver(owner, tuning=tuning)
+    solver(owner, tuning=tuning)
     if tuning.schedule != "constant" or tuning.keep_momentum:
         raise ValueError(
             f"{owner}'s tuning is one run outside of all rounds: give it schedule='constant' and keep_momentum=False."

@@ -11,14 +11,19 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own name for it)
 from torch import Tensor
 
-from archipel import averaging, batchnorm, checks, embedding, keys
 from archipel.algorithm import Algorithm, Clients, Info, Weights
 from archipel.algorithms.fedper import split, with_head
-from archipel.batchnorm import BatchNorm
-from archipel.examples import ClientData, Examples
-from archipel.local import SGD, Batch, Loss, trained
-from archipel.task import SquaredError, Supervised, linear, linear_init
-from archipel.trees import Tree, zeros_like
+from archipel.algorithms.parts import embedding
+from archipel.algorithms.parts import shared_model as averaging
+from archipel.core import checks, keys
+from archipel.core.examples import ClientData, Examples
+from archipel.core.trees import Tree, zeros_like
+from archipel.learning import batch_norm as batchnorm
+from archipel.learning.batch_norm import BatchNorm
+from archipel.learning.criteria import SquaredError
+from archipel.learning.networks import linear, linear_init
+from archipel.learning.sgd import SGD, Batch, Loss, trained
+from archipel.learning.tasks import Supervised
 
 PIECE = 512
 """Examples a forward pass of the local product of experts."""
@@ -61,7 +66,9 @@ class FedCR(Algorithm):
     Raises:
         ValueError: β below 0; a deterministic encoder with β above 0; a regression.
 
-    >>> from archipel import Federation, classification, fit
+    >>> from archipel.data.federation import Federation
+    >>> from archipel.learning.tasks import classification
+    >>> from archipel.fit import fit
     >>> x = torch.randn(80, 3, generator=torch.Generator().manual_seed(0))
     >>> y = (x[:, 0] > 0).long()
     >>> opposite = Federation.from_arrays([(x[:40], y[:40]), (x[40:], 1 - y[40:])])

@@ -9,13 +9,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from archipel import averaging, batchnorm, checks, embedding, keys
 from archipel.algorithm import Algorithm, Clients, Info, Weights
 from archipel.algorithms.fedper import split, with_head
-from archipel.examples import ClientData
-from archipel.local import SGD, Batch, Loss, trained
-from archipel.task import Supervised, linear, linear_init
-from archipel.trees import Tree, zeros_like
+from archipel.algorithms.parts import embedding
+from archipel.algorithms.parts import shared_model as averaging
+from archipel.core import checks, keys
+from archipel.core.examples import ClientData
+from archipel.core.trees import Tree, zeros_like
+from archipel.learning import batch_norm as batchnorm
+from archipel.learning.networks import linear, linear_init
+from archipel.learning.sgd import SGD, Batch, Loss, trained
+from archipel.learning.tasks import Supervised
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +54,9 @@ class FedDRM(Algorithm):
         ValueError: a weight outside [0, 1], or a setting that isn't offered.
         TypeError: a task without encoder and head.
 
-    >>> from archipel import Federation, classification, fit
+    >>> from archipel.data.federation import Federation
+    >>> from archipel.learning.tasks import classification
+    >>> from archipel.fit import fit
     >>> x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
     >>> y = (x[:, 0] > 0).long()
     >>> islands = Federation.from_arrays([(x + 4, y), (x - 4, 1 - y)])

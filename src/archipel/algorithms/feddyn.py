@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from archipel import averaging, batchnorm, checks
 from archipel.algorithm import Algorithm, Clients, Info, Weights
-from archipel.batchnorm import BatchNorm
-from archipel.examples import ClientData
-from archipel.local import SGD, proximal, trained
-from archipel.task import Task
-from archipel.trees import Tree, add, zeros_like
+from archipel.algorithms.parts import shared_model as averaging
+from archipel.core import checks
+from archipel.core.examples import ClientData
+from archipel.core.trees import Tree, add, zeros_like
+from archipel.learning import batch_norm as batchnorm
+from archipel.learning.batch_norm import BatchNorm
+from archipel.learning.sgd import SGD, proximal, trained
+from archipel.learning.tasks import Task
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,8 +46,8 @@ class FedDyn(Algorithm):
         ValueError: a penalty that isn't above 0.
 
     >>> import torch
-    >>> from archipel import fit
-    >>> from archipel.quadratic import Quadratic, quadratic_federation
+    >>> from archipel.fit import fit
+    >>> from archipel.learning.quadratic import Quadratic, quadratic_federation
     >>> A, a = torch.tensor([1.0, 4.0]).reshape(2, 1, 1), torch.tensor([[0.0], [1.0]])
     >>> dyn = FedDyn(Quadratic(), SGD(lr=0.1, steps=5, batch=None), penalty=1.0)
     >>> fit(dyn, quadratic_federation(A, a), rounds=60).server["model"]["theta"]

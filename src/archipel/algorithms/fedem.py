@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from archipel import checks, mean_field
 from archipel.algorithm import Algorithm, Clients, Info
-from archipel.compress import Compressor, Identity
-from archipel.em.family import Family
-from archipel.examples import ClientData
-from archipel.mean_field import Memory, Rate, Start
-from archipel.trees import Tree
+from archipel.algorithms.parts import mean_field
+from archipel.algorithms.parts.mean_field import Memory, Rate, Start
+from archipel.compress.compressor import Compressor, Identity
+from archipel.core import checks
+from archipel.core.examples import ClientData
+from archipel.core.trees import Tree
+from archipel.families.family import Family
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,13 +42,15 @@ class FedEM(Algorithm):
 
     Info, by round: ``field``, ‖H‖², the server's own estimate of ‖h(Ŝ_k)‖² (and exact with all data, all clients and no
     compression); ``projected``, how many steps so far left the domain of T and were projected; ``expectations``, how
-    many E[s(y, z) | y; θ] the round has computed. For callbacks, :mod:`archipel.mean_field` has h(Ŝ) and F themselves.
+    many E[s(y, z) | y; θ] the round has computed. For callbacks,
+    :mod:`archipel.algorithms.parts.mean_field` has h(Ŝ) and F themselves.
 
     Args:
         family: the model: its statistics s̄, its M-step T, its penalty R.
         start: θ_0, parameters of the family; or a function ``(clients, key) → θ_0``.
         compressor: Quant, unbiased; ``Identity()`` sends statistics as they are.
-        rate: γ, above 0; or a function of the round's number (from 0), :class:`archipel.mean_field.Decay`, say.
+        rate: γ, above 0; or a function of the round's number (from 0), as
+            :class:`archipel.algorithms.parts.mean_field.Decay`.
         alpha: α, above 0; ``None``: 1/(1 + ω).
         batch: b, examples that each client draws a round; ``None``: all of them.
         replacement: draw minibatches with replacement.
@@ -60,8 +63,9 @@ class FedEM(Algorithm):
         ValueError: a setting out of its range, or a biased compressor.
 
     >>> import torch
-    >>> from archipel import Federation, fit
-    >>> from archipel.em import GaussianMixture
+    >>> from archipel.data.federation import Federation
+    >>> from archipel.fit import fit
+    >>> from archipel.families.gaussian import GaussianMixture
     >>> x = torch.randn(60, 1, generator=torch.Generator().manual_seed(0))
     >>> low, high = (x[:20] - 5, torch.zeros(20)), (x[20:] + 5, torch.zeros(40))  # y isn't used
     >>> start = {"weight": torch.ones(2) / 2, "mean": torch.tensor([[-1.0], [1.0]]), "covariance": torch.ones(2, 1)}
@@ -85,7 +89,7 @@ class FedEM(Algorithm):
     def __post_init__(self) -> None:
         mean_field.check(self)
         if self.batch is not None:
-            checks.whole("FedEM", batch=self.batch)
+            checks.positive_int("FedEM", batch=self.batch)
 
     def init_server(self, clients: Clients, key: Tensor) -> Tree:
         return mean_field.begin(self, clients, key)

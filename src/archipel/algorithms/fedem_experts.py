@@ -9,14 +9,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from archipel import averaging, batchnorm, checks
 from archipel.algorithm import Algorithm, Clients, Info, Weights
-from archipel.batchnorm import BatchNorm
-from archipel.examples import ClientData
-from archipel.experts import Experts
-from archipel.local import SGD
-from archipel.task import Supervised
-from archipel.trees import Tree
+from archipel.algorithms.parts import shared_model as averaging
+from archipel.algorithms.parts.experts import Experts
+from archipel.core import checks
+from archipel.core.examples import ClientData
+from archipel.core.trees import Tree
+from archipel.learning import batch_norm as batchnorm
+from archipel.learning.batch_norm import BatchNorm
+from archipel.learning.sgd import SGD
+from archipel.learning.tasks import Supervised
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +49,9 @@ class FedEMExperts(Algorithm):
         ValueError: C below 1, or a setting out of its range.
         TypeError: a task without encoder and head.
 
-    >>> from archipel import Federation, classification, fit
+    >>> from archipel.data.federation import Federation
+    >>> from archipel.learning.tasks import classification
+    >>> from archipel.fit import fit
     >>> x = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
     >>> y = (x[:, 0] > 0).long()
     >>> opposite = Federation.from_arrays([(x[:100], y[:100]), (x[100:], 1 - y[100:])])
@@ -66,7 +70,7 @@ class FedEMExperts(Algorithm):
 
     def __post_init__(self) -> None:
         batchnorm.check(self.batch_norm)
-        checks.whole("FedEMExperts", components=self.components)
+        checks.positive_int("FedEMExperts", components=self.components)
         checks.one_of("FedEMExperts", "encoders", self.encoders, "shared", "own")
         if not isinstance(self.task, Supervised):
             raise TypeError(

@@ -10,15 +10,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from archipel import averaging, batchnorm, checks, keys
 from archipel.algorithm import Algorithm, Clients, Info, Weights
-from archipel.batchnorm import BatchNorm
-from archipel.examples import ClientData, Examples
-from archipel.experts import PIECE, Experts
-from archipel.local import SGD, Batch, trained
-from archipel.normals import drawn, log_normal, moments_of, refitted
-from archipel.task import Network, Supervised, linear, linear_init
-from archipel.trees import PerExample, Tree, zeros_like
+from archipel.algorithms.parts import shared_model as averaging
+from archipel.algorithms.parts.experts import PIECE, Experts
+from archipel.algorithms.parts.gaussians import drawn, log_normal, moments_of, refitted
+from archipel.core import checks, keys
+from archipel.core.examples import ClientData, Examples
+from archipel.core.trees import PerExample, Tree, zeros_like
+from archipel.learning import batch_norm as batchnorm
+from archipel.learning.batch_norm import BatchNorm
+from archipel.learning.networks import Network, linear, linear_init
+from archipel.learning.sgd import SGD, Batch, trained
+from archipel.learning.tasks import Supervised
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +69,9 @@ class FedGMM(Algorithm):
         ValueError: no component or no Gaussian, or a setting out of its range.
         TypeError: a task without encoder and head, or a router that is no network.
 
-    >>> from archipel import Federation, classification, fit
+    >>> from archipel.data.federation import Federation
+    >>> from archipel.learning.tasks import classification
+    >>> from archipel.fit import fit
     >>> x = torch.randn(100, 2, generator=torch.Generator().manual_seed(0))
     >>> y = (x[:, 0] > 0).long()
     >>> islands = Federation.from_arrays([(x + 4, y), (x - 4, 1 - y)])
@@ -90,7 +95,7 @@ class FedGMM(Algorithm):
 
     def __post_init__(self) -> None:
         batchnorm.check(self.batch_norm)
-        checks.whole("FedGMM", components=self.components, gaussians=self.gaussians)
+        checks.positive_int("FedGMM", components=self.components, gaussians=self.gaussians)
         checks.one_of("FedGMM", "encoders", self.encoders, "shared", "own")
         checks.one_of("FedGMM", "embedding", self.embedding, "fixed", "learned")
         checks.number("FedGMM", ridge=self.ridge)

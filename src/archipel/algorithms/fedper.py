@@ -8,13 +8,16 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from archipel import averaging, batchnorm, checks, embedding
 from archipel.algorithm import Algorithm, Clients, Info, Weights
-from archipel.batchnorm import BatchNorm
-from archipel.examples import ClientData
-from archipel.local import SGD, trained
-from archipel.task import Task
-from archipel.trees import Tree, zeros_like
+from archipel.algorithms.parts import embedding
+from archipel.algorithms.parts import shared_model as averaging
+from archipel.core import checks
+from archipel.core.examples import ClientData
+from archipel.core.trees import Tree, zeros_like
+from archipel.learning import batch_norm as batchnorm
+from archipel.learning.batch_norm import BatchNorm
+from archipel.learning.sgd import SGD, trained
+from archipel.learning.tasks import Task
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +44,9 @@ class FedPer(Algorithm):
         ValueError: ``personal`` isn't part of the task's parameters, or all of them.
 
     >>> import torch
-    >>> from archipel import Federation, classification, fit
+    >>> from archipel.data.federation import Federation
+    >>> from archipel.learning.tasks import classification
+    >>> from archipel.fit import fit
     >>> x = torch.randn(80, 3, generator=torch.Generator().manual_seed(0))
     >>> y = (x[:, 0] > 0).long()
     >>> opposite = Federation.from_arrays([(x[:40], y[:40]), (x[40:], 1 - y[40:])])

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from archipel import averaging, batchnorm, checks
 from archipel.algorithm import Algorithm, Clients, Info, Weights
-from archipel.batchnorm import BatchNorm
-from archipel.examples import ClientData
-from archipel.local import SGD, proximal
-from archipel.task import Task
-from archipel.trees import Tree
+from archipel.algorithms.parts import shared_model as averaging
+from archipel.core import checks
+from archipel.core.examples import ClientData
+from archipel.core.trees import Tree
+from archipel.learning import batch_norm as batchnorm
+from archipel.learning.batch_norm import BatchNorm
+from archipel.learning.sgd import SGD, proximal
+from archipel.learning.tasks import Task
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,8 +38,8 @@ class FedProx(Algorithm):
         ValueError: a penalty below 0.
 
     >>> import torch
-    >>> from archipel import fit
-    >>> from archipel.quadratic import Quadratic, quadratic_federation
+    >>> from archipel.fit import fit
+    >>> from archipel.learning.quadratic import Quadratic, quadratic_federation
     >>> A, a = torch.tensor([1.0, 4.0]).reshape(2, 1, 1), torch.tensor([[0.0], [1.0]])
     >>> prox = FedProx(Quadratic(), SGD(lr=0.2, steps=15, batch=None), penalty=2.0)
     >>> fit(prox, quadratic_federation(A, a), rounds=30).server["model"]["theta"]

@@ -9,13 +9,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from archipel import batchnorm, keys
 from archipel.algorithm import Algorithm, Clients, Info
-from archipel.batchnorm import BatchNorm
-from archipel.examples import ClientData, Examples
-from archipel.local import SGD, Batch
-from archipel.task import Copies, Network, Supervised, linear_init
-from archipel.trees import PerExample, Tree, stack, zeros_like
+from archipel.core import keys
+from archipel.core.examples import ClientData, Examples
+from archipel.core.trees import PerExample, Tree, stack, zeros_like
+from archipel.learning import batch_norm as batchnorm
+from archipel.learning.batch_norm import BatchNorm
+from archipel.learning.networks import Copies, Network, linear_init
+from archipel.learning.sgd import SGD, Batch
+from archipel.learning.tasks import Supervised
 
 PIECE = 512
 """Examples a forward pass of the E-step."""
@@ -61,7 +63,9 @@ class FedSPM(Algorithm):
         ValueError: C below 1, or a setting out of its range.
         TypeError: a task without encoder and head, or a router that is no network.
 
-    >>> from archipel import Federation, classification, fit
+    >>> from archipel.data.federation import Federation
+    >>> from archipel.learning.tasks import classification
+    >>> from archipel.fit import fit
     >>> x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
     >>> y = (x[:, 0] > 0).long()
     >>> islands = Federation.from_arrays([(x + 4, y), (x - 4, 1 - y)])

@@ -13,13 +13,14 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from archipel import checks
 from archipel.algorithm import Algorithm, Clients, Info
-from archipel.algorithms import pairs
-from archipel.examples import ClientData
-from archipel.local import SGD, proximal, trained
-from archipel.task import Task
-from archipel.trees import PerClient, Tree, leaves, nbytes, row, tree_map
+from archipel.algorithms.parts import pairs
+from archipel.core import checks
+from archipel.core.examples import ClientData
+from archipel.core.trees import PerClient, Tree, leaves, nbytes, row, tree_map
+from archipel.learning.sgd import SGD, proximal, trained
+from archipel.learning.solver_checks import solver
+from archipel.learning.tasks import Task
 
 log = logging.getLogger("archipel")
 
@@ -65,8 +66,8 @@ class FPFC(Algorithm):
         ValueError: a setting out of its range, with which of them to change.
         MemoryError: the pairs don't fit the machine.
 
-    >>> from archipel import fit
-    >>> from archipel.quadratic import Quadratic, quadratic_federation
+    >>> from archipel.fit import fit
+    >>> from archipel.learning.quadratic import Quadratic, quadratic_federation
     >>> A, a = torch.ones(4, 1, 1), torch.tensor([[0.0], [0.2], [5.0], [5.1]])
     >>> fpfc = FPFC(Quadratic(), SGD(lr=0.3, steps=5, batch=None), penalty=1.0, xi=0.1)
     >>> run = fit(fpfc, quadratic_federation(A, a), rounds=60)
@@ -98,7 +99,7 @@ class FPFC(Algorithm):
                 f"FPFC's a must lie above 1 + 1/rho = {1 + 1 / self.rho:g}; given {self.a}. Below, the proximal "
                 "problem isn't convex: raise a (3.7 is usual) or rho."
             )
-        checks.solver("FPFC", local=self.local)
+        solver("FPFC", local=self.local)
         if self.local.keep_momentum:
             raise ValueError("FPFC's clients start afresh each round: set keep_momentum=False in their local solver.")
 

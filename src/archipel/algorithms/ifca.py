@@ -9,12 +9,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from archipel import averaging, batchnorm, checks, keys
 from archipel.algorithm import Algorithm, Clients, Info, NoReplyError, Weights
-from archipel.examples import ClientData, Examples
-from archipel.local import SGD, Batch, trained
-from archipel.task import Supervised, Task, Whole, linear
-from archipel.trees import Tree, leaves, stack, tree_map, zeros_like
+from archipel.algorithms.parts import shared_model as averaging
+from archipel.core import checks, keys
+from archipel.core.examples import ClientData, Examples
+from archipel.core.trees import Tree, leaves, stack, tree_map, zeros_like
+from archipel.learning import batch_norm as batchnorm
+from archipel.learning.networks import linear
+from archipel.learning.sgd import SGD, Batch, trained
+from archipel.learning.tasks import Supervised, Task, Whole
 
 PIECE = 512
 """Examples a forward pass of the choice."""
@@ -51,7 +54,9 @@ class IFCA(Algorithm):
     Raises:
         ValueError: C below 1; another policy; at the start, a task that draws the same model from every key.
 
-    >>> from archipel import Federation, classification, fit
+    >>> from archipel.data.federation import Federation
+    >>> from archipel.learning.tasks import classification
+    >>> from archipel.fit import fit
     >>> x = torch.randn(120, 3, generator=torch.Generator().manual_seed(0))
     >>> y = (x[:, 0] > 0).long()
     >>> opposite = Federation.from_arrays([(x[:30], y[:30]), (x[30:60], 1 - y[30:60]), (x[60:], y[60:])])
@@ -69,7 +74,7 @@ class IFCA(Algorithm):
     batch_norm: Literal["share", "recompute"] = "share"
 
     def __post_init__(self) -> None:
-        checks.whole("IFCA", clusters=self.clusters)
+        checks.positive_int("IFCA", clusters=self.clusters)
         checks.one_of("IFCA", "batch_norm", self.batch_norm, "share", "recompute")
 
     # The server
@@ -155,7 +160,7 @@ class IFCA(Algorithm):
 def risk(task: Task, model: Tree, examples: Examples) -> Tensor:
     """The mean loss over all examples, shape ``()``.
 
-    >>> from archipel.quadratic import Quadratic
+    >>> from archipel.learning.quadratic import Quadratic
     >>> data = Examples.of({"x": torch.ones(2, 1, 1), "y": torch.tensor([[1.0], [3.0]])})
     >>> risk(Quadratic(), {"theta": torch.tensor([0.0])}, data)  # (½ + 9/2)/2
     tensor(2.5000)

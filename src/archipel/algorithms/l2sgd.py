@@ -10,13 +10,16 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from archipel import averaging, batchnorm, checks, keys
 from archipel.algorithm import Algorithm, Clients, Info, Weights
-from archipel.batchnorm import BatchNorm
-from archipel.examples import ClientData
-from archipel.local import SGD, trained
-from archipel.task import Task
-from archipel.trees import PerClient, Tree, tree_map, zeros_like
+from archipel.algorithms.parts import shared_model as averaging
+from archipel.core import checks, keys
+from archipel.core.examples import ClientData
+from archipel.core.trees import PerClient, Tree, tree_map, zeros_like
+from archipel.learning import batch_norm as batchnorm
+from archipel.learning.batch_norm import BatchNorm
+from archipel.learning.sgd import SGD, trained
+from archipel.learning.solver_checks import solver
+from archipel.learning.tasks import Task
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,8 +49,8 @@ class L2SGD(Algorithm):
     Raises:
         ValueError: a setting out of its range; at the start, ηλ/(Kp) above 1, which would jump over the mean.
 
-    >>> from archipel import fit
-    >>> from archipel.quadratic import Quadratic, quadratic_federation
+    >>> from archipel.fit import fit
+    >>> from archipel.learning.quadratic import Quadratic, quadratic_federation
     >>> A, a = torch.tensor([1.0, 2.0, 4.0]).reshape(3, 1, 1), torch.tensor([[0.0], [1.0], [3.0]])
     >>> step = SGD(lr=0.3, steps=1, batch=None)
     >>> loopless = L2SGD(Quadratic(), step, penalty=1.0, p=0.4, coins=(0, 0, 1, 1, 0))
@@ -70,7 +73,7 @@ class L2SGD(Algorithm):
         batchnorm.check(self.batch_norm)
         if not 0 < self.p < 1:
             raise ValueError(f"L2SGD's p must lie in (0, 1), both ends excluded; given {self.p}.")
-        checks.solver("L2SGD", local=self.local)
+        solver("L2SGD", local=self.local)
         if self.local.steps != 1:
             raise ValueError("The coin decides how many local steps L2SGD makes: give its local solver steps=1.")
         if self.coins is not None and not set(self.coins) <= {0, 1}:

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from archipel import averaging
 from archipel.algorithm import Algorithm, Clients, Info
-from archipel.examples import ClientData
-from archipel.local import SGD, trained
-from archipel.task import Task
-from archipel.trees import Tree, zeros_like
+from archipel.algorithms.parts import shared_model as averaging
+from archipel.core.examples import ClientData
+from archipel.core.trees import Tree, zeros_like
+from archipel.learning.sgd import SGD, trained
+from archipel.learning.tasks import Task
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,8 +27,8 @@ class Local(Algorithm):
         local: the local solver.
 
     >>> import torch
-    >>> from archipel import fit
-    >>> from archipel.quadratic import Quadratic, quadratic_federation
+    >>> from archipel.fit import fit
+    >>> from archipel.learning.quadratic import Quadratic, quadratic_federation
     >>> A, a = torch.tensor([1.0, 4.0]).reshape(2, 1, 1), torch.tensor([[0.0], [1.0]])
     >>> run = fit(Local(Quadratic(), SGD(lr=0.2, steps=5, batch=None)), quadratic_federation(A, a), rounds=40)
     >>> [round(client["model"]["theta"].item(), 6) for client in run.clients]

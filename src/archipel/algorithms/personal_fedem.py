@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from archipel import checks, mean_field
 from archipel.algorithm import Algorithm, Clients, Info
-from archipel.compress import Compressor, Identity
-from archipel.em.mixture import Mixture
-from archipel.examples import ClientData
-from archipel.mean_field import Memory, Rate, Start
-from archipel.trees import Tree
+from archipel.algorithms.parts import mean_field
+from archipel.algorithms.parts.mean_field import Memory, Rate, Start
+from archipel.compress.compressor import Compressor, Identity
+from archipel.core import checks
+from archipel.core.examples import ClientData
+from archipel.core.trees import Tree
+from archipel.families.mixture import Mixture
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,8 +49,9 @@ class PersonalFedEM(Algorithm):
         ValueError: a setting out of its range, a family that isn't a mixture, or a biased compressor.
 
     >>> import torch
-    >>> from archipel import Federation, fit
-    >>> from archipel.em import GaussianMixture
+    >>> from archipel.data.federation import Federation
+    >>> from archipel.fit import fit
+    >>> from archipel.families.gaussian import GaussianMixture
     >>> x = torch.tensor([[-5.0], [-4.0], [4.0], [5.0]])
     >>> both, high = (x, torch.zeros(4)), (x[2:], torch.zeros(2))  # y isn't used
     >>> start = {"weight": torch.ones(2) / 2, "mean": torch.tensor([[-1.0], [1.0]]), "covariance": torch.ones(2, 1)}
@@ -80,7 +82,7 @@ class PersonalFedEM(Algorithm):
             )
         checks.at_least_zero("PersonalFedEM", pseudo_count=self.pseudo_count)
         if self.batch is not None:
-            checks.whole("PersonalFedEM", batch=self.batch)
+            checks.positive_int("PersonalFedEM", batch=self.batch)
 
     def init_server(self, clients: Clients, key: Tensor) -> Tree:
         return mean_field.begin(self, clients, key)

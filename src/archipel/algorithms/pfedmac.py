@@ -9,13 +9,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from archipel import averaging, batchnorm, checks, keys
 from archipel.algorithm import Algorithm, Clients, DivergenceError, Info, NoReplyError, Weights
-from archipel.batchnorm import BatchNorm
-from archipel.examples import ClientData
-from archipel.local import SGD, Shift, soft_threshold, trained
-from archipel.task import Task
-from archipel.trees import Sum, Tree, add, norm, row, stack, tree_map
+from archipel.algorithms.parts import shared_model as averaging
+from archipel.core import checks, keys
+from archipel.core.examples import ClientData
+from archipel.core.trees import Sum, Tree, add, norm, row, stack, tree_map
+from archipel.learning import batch_norm as batchnorm
+from archipel.learning.batch_norm import BatchNorm
+from archipel.learning.sgd import SGD, Shift, soft_threshold, trained
+from archipel.learning.solver_checks import solver
+from archipel.learning.tasks import Task
 
 GROWTH, PATIENCE = 1e3, 10
 """A run diverges when the shared model's steps have grown this much, in rounds on end of which there are so many."""
@@ -69,8 +72,8 @@ class PFedMac(Algorithm):
         ValueError: a setting out of its range or momentum to be kept.
         DivergenceError: the steps of θ grow without end.
 
-    >>> from archipel import fit
-    >>> from archipel.quadratic import Quadratic, quadratic_federation
+    >>> from archipel.fit import fit
+    >>> from archipel.learning.quadratic import Quadratic, quadratic_federation
     >>> A, a = torch.tensor([1.0, 2.0, 4.0]).reshape(3, 1, 1), torch.tensor([[0.0], [1.0], [3.0]])
     >>> solver = SGD(lr=0.4, steps=70, batch=None, tolerance=1e-12)
     >>> mac = PFedMac(Quadratic(), solver, penalty=0.5, rate=2.0, local_rounds=1)
@@ -95,9 +98,9 @@ class PFedMac(Algorithm):
     def __post_init__(self) -> None:
         checks.at_least_zero("PFedMac", penalty=self.penalty, sparsity=self.sparsity, edge_penalty=self.edge_penalty)
         checks.above_zero("PFedMac", rate=self.rate, mixing=self.mixing, edge_rate=self.edge_rate)
-        checks.whole("PFedMac", local_rounds=self.local_rounds, edge_rounds=self.edge_rounds)
+        checks.positive_int("PFedMac", local_rounds=self.local_rounds, edge_rounds=self.edge_rounds)
         batchnorm.check(self.batch_norm)
-        checks.solver("PFedMac", local=self.local)
+        solver("PFedMac", local=self.local)
         if self.local.keep_momentum:
             raise ValueError("PFedMac solves every inner problem afresh: set keep_momentum=False in its local solver.")
 

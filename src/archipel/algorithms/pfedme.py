@@ -9,13 +9,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from archipel import averaging, batchnorm, checks
 from archipel.algorithm import Algorithm, Clients, Info, Weights
-from archipel.batchnorm import BatchNorm
-from archipel.examples import ClientData
-from archipel.local import SGD, proximal, trained
-from archipel.task import Task
-from archipel.trees import Tree, add
+from archipel.algorithms.parts import shared_model as averaging
+from archipel.core import checks
+from archipel.core.examples import ClientData
+from archipel.core.trees import Tree, add
+from archipel.learning import batch_norm as batchnorm
+from archipel.learning.batch_norm import BatchNorm
+from archipel.learning.sgd import SGD, proximal, trained
+from archipel.learning.solver_checks import solver
+from archipel.learning.tasks import Task
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +48,8 @@ class PFedMe(Algorithm):
     Raises:
         ValueError: a setting out of its range, or a momentum to be kept: every inner problem starts afresh.
 
-    >>> from archipel import fit
-    >>> from archipel.quadratic import Quadratic, quadratic_federation
+    >>> from archipel.fit import fit
+    >>> from archipel.learning.quadratic import Quadratic, quadratic_federation
     >>> A, a = torch.tensor([1.0, 4.0]).reshape(2, 1, 1), torch.tensor([[0.0], [1.0]])
     >>> solver = SGD(lr=0.2, steps=25, batch=None)
     >>> me = PFedMe(Quadratic(), solver, penalty=2.0, rate=0.5, local_rounds=1)
@@ -68,10 +71,10 @@ class PFedMe(Algorithm):
     def __post_init__(self) -> None:
         checks.at_least_zero("PFedMe", penalty=self.penalty)
         checks.above_zero("PFedMe", rate=self.rate, mixing=self.mixing)
-        checks.whole("PFedMe", local_rounds=self.local_rounds)
+        checks.positive_int("PFedMe", local_rounds=self.local_rounds)
         checks.one_of("PFedMe", "participants", self.participants, "sampled", "all")
         batchnorm.check(self.batch_norm)
-        checks.solver("PFedMe", local=self.local)
+        solver("PFedMe", local=self.local)
         if self.local.keep_momentum:
             raise ValueError("PFedMe solves every inner problem afresh: set keep_momentum=False in its local solver.")
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from archipel import averaging, keys
 from archipel.algorithm import Algorithm, Clients, Info
-from archipel.examples import ClientData, Examples
-from archipel.local import SGD, trained
-from archipel.task import Task
-from archipel.trees import Tree, tree_map, zeros_like
+from archipel.algorithms.parts import shared_model as averaging
+from archipel.core import keys
+from archipel.core.examples import ClientData, Examples
+from archipel.core.trees import Tree, tree_map, zeros_like
+from archipel.learning.sgd import SGD, trained
+from archipel.learning.tasks import Task
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,8 +34,8 @@ class Pooled(Algorithm):
         local: the server's solver; a round is its ``steps`` or ``epochs`` on the pool, to be compared with the number
             of steps that a client makes, or with that of all clients together.
 
-    >>> from archipel import fit
-    >>> from archipel.quadratic import Quadratic, quadratic_federation
+    >>> from archipel.fit import fit
+    >>> from archipel.learning.quadratic import Quadratic, quadratic_federation
     >>> A, a = torch.tensor([1.0, 4.0]).reshape(2, 1, 1), torch.tensor([[0.0], [1.0]])
     >>> run = fit(Pooled(Quadratic(), SGD(lr=0.2, steps=5, batch=None)), quadratic_federation(A, a), rounds=10)
     >>> run.server["model"]["theta"]  # (1·0 + 4·1) / (1 + 4)

@@ -10,13 +10,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from archipel import averaging, batchnorm, checks, keys
 from archipel.algorithm import Algorithm, Clients, Info, Weights
-from archipel.batchnorm import BatchNorm
-from archipel.examples import ClientData
-from archipel.local import SGD, trained
-from archipel.task import Task
-from archipel.trees import Tree, add, tree_map, zeros_like
+from archipel.algorithms.parts import shared_model as averaging
+from archipel.core import checks, keys
+from archipel.core.examples import ClientData
+from archipel.core.trees import Tree, add, tree_map, zeros_like
+from archipel.learning import batch_norm as batchnorm
+from archipel.learning.batch_norm import BatchNorm
+from archipel.learning.sgd import SGD, trained
+from archipel.learning.solver_checks import plain_steps
+from archipel.learning.tasks import Task
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,8 +53,8 @@ class ProxSkip(Algorithm):
     Raises:
         ValueError: p outside (0, 1]; momentum, or no learning rate; too few coins for the rounds.
 
-    >>> from archipel import fit
-    >>> from archipel.quadratic import Quadratic, quadratic_federation
+    >>> from archipel.fit import fit
+    >>> from archipel.learning.quadratic import Quadratic, quadratic_federation
     >>> A, a = torch.tensor([1.0, 4.0]).reshape(2, 1, 1), torch.tensor([[0.0], [1.0]])
     >>> skip = ProxSkip(Quadratic(), SGD(lr=0.25, steps=1, batch=None), p=0.5)
     >>> run = fit(skip, quadratic_federation(A, a), rounds=100)
@@ -72,7 +75,7 @@ class ProxSkip(Algorithm):
             raise ValueError(
                 f"ProxSkip's p must lie in (0, 1]; given {self.p}. 1/√κ is the theory's choice, 1 communicates always."
             )
-        checks.plain_steps("ProxSkip", self.local)
+        plain_steps("ProxSkip", self.local)
         batchnorm.check(self.batch_norm)
 
     def init_server(self, clients: Clients, key: Tensor) -> Tree:

@@ -9,13 +9,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from archipel import averaging, batchnorm, checks
 from archipel.algorithm import Algorithm, Clients, Info, Weights
-from archipel.batchnorm import BatchNorm
-from archipel.examples import ClientData
-from archipel.local import SGD, trained
-from archipel.task import Task
-from archipel.trees import Tree, add, tree_map, zeros_like
+from archipel.algorithms.parts import shared_model as averaging
+from archipel.core import checks
+from archipel.core.examples import ClientData
+from archipel.core.trees import Tree, add, tree_map, zeros_like
+from archipel.learning import batch_norm as batchnorm
+from archipel.learning.batch_norm import BatchNorm
+from archipel.learning.sgd import SGD, trained
+from archipel.learning.solver_checks import plain_steps
+from archipel.learning.tasks import Task
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,8 +50,8 @@ class SCAFFOLD(Algorithm):
     Raises:
         ValueError: a server rate that isn't above 0; momentum, or no learning rate.
 
-    >>> from archipel import fit
-    >>> from archipel.quadratic import Quadratic, quadratic_federation
+    >>> from archipel.fit import fit
+    >>> from archipel.learning.quadratic import Quadratic, quadratic_federation
     >>> A, a = torch.tensor([1.0, 4.0]).reshape(2, 1, 1), torch.tensor([[0.0], [1.0]])
     >>> scaffold = SCAFFOLD(Quadratic(), SGD(lr=0.1, steps=10, batch=None))
     >>> fit(scaffold, quadratic_federation(A, a), rounds=60).server["model"]["theta"]  # FedAvg ends at 0.61
@@ -65,7 +68,7 @@ class SCAFFOLD(Algorithm):
     def __post_init__(self) -> None:
         checks.above_zero("SCAFFOLD", server_rate=self.server_rate)
         checks.one_of("SCAFFOLD", "option", self.option, "I", "II")
-        checks.plain_steps("SCAFFOLD", self.local)
+        plain_steps("SCAFFOLD", self.local)
         batchnorm.check(self.batch_norm)
 
     def init_server(self, clients: Clients, key: Tensor) -> Tree:

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from archipel import checks, mean_field
 from archipel.algorithm import Algorithm, Clients, Info
-from archipel.compress import Compressor, Identity
-from archipel.em.family import Family
-from archipel.examples import ClientData
-from archipel.mean_field import Memory, Rate, Start
-from archipel.trees import Tree, add
+from archipel.algorithms.parts import mean_field
+from archipel.algorithms.parts.mean_field import Memory, Rate, Start
+from archipel.compress.compressor import Compressor, Identity
+from archipel.core import checks
+from archipel.core.examples import ClientData
+from archipel.core.trees import Tree, add
+from archipel.families.family import Family
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +59,9 @@ class VRFedEM(Algorithm):
     Raises:
         ValueError: a setting out of its range, or a biased compressor.
 
-    >>> from archipel import Federation, fit
-    >>> from archipel.em import GaussianMixture
+    >>> from archipel.data.federation import Federation
+    >>> from archipel.fit import fit
+    >>> from archipel.families.gaussian import GaussianMixture
     >>> x = torch.randn(60, 1, generator=torch.Generator().manual_seed(0))
     >>> low, high = (x[:20] - 5, torch.zeros(20)), (x[20:] + 5, torch.zeros(40))  # y isn't used
     >>> start = {"weight": torch.ones(2) / 2, "mean": torch.tensor([[-1.0], [1.0]]), "covariance": torch.ones(2, 1)}
@@ -83,7 +85,7 @@ class VRFedEM(Algorithm):
 
     def __post_init__(self) -> None:
         mean_field.check(self)
-        checks.whole("VRFedEM", batch=self.batch, inner=self.inner)
+        checks.positive_int("VRFedEM", batch=self.batch, inner=self.inner)
 
     def init_server(self, clients: Clients, key: Tensor) -> Tree:
         zero = torch.zeros((), dtype=torch.int64)

@@ -4,7 +4,7 @@ from archipel.compress.compressor import Compressor, Identity
 from archipel.compress.dithering import QSGD, BlockQuantisation, Dithering
 from archipel.compress.natural import Natural
 from archipel.compress.sparse import RandK, TopK
-from archipel.trees import Compressed
+from archipel.core.trees import Compressed
 
 COMPRESSORS: dict[str, type[Compressor]] = {
     "BlockQuantisation": BlockQuantisation,

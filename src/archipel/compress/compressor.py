@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from archipel.checks import kind_of
-from archipel.trees import Compressed
+from archipel.core.checks import kind_of
+from archipel.core.trees import Compressed
 
 DTYPES = (torch.float32, torch.float64)
 

@@ -36,10 +36,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own name for it)
 from torch import Tensor
 
-from archipel import checks, keys
 from archipel.compress.compressor import Compressor, at_least_one, flat, packed, width
 from archipel.compress.packing import pack, unpack
-from archipel.trees import Compressed
+from archipel.core import checks, keys
+from archipel.core.trees import Compressed
 
 MOST = 2**30
 
@@ -146,7 +146,7 @@ class BlockQuantisation:
     unbiased: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        checks.whole("BlockQuantisation", block=self.block)
+        checks.positive_int("BlockQuantisation", block=self.block)
         at_least_one("BlockQuantisation", "norm", self.norm)
 
     def omega(self, size: int) -> float:
@@ -163,7 +163,7 @@ class BlockQuantisation:
 
 
 def _check_levels(owner: str, levels: int) -> None:
-    checks.whole(owner, levels=levels)
+    checks.positive_int(owner, levels=levels)
     if levels > MOST:
         raise ValueError(f"{owner}'s levels must be at most 2^30; given {levels}. Identity sends numbers as they are.")
 

@@ -9,10 +9,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from archipel import keys
 from archipel.compress.compressor import flat, packed
 from archipel.compress.packing import pack, unpack
-from archipel.trees import Compressed
+from archipel.core import keys
+from archipel.core.trees import Compressed
 
 # Of IEEE 754: an integer type of the same size, bits of the mantissa, bits of the exponent.
 LAYOUT = {torch.float32: (torch.int32, 23, 8), torch.float64: (torch.int64, 52, 11)}

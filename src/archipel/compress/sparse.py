@@ -11,10 +11,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from archipel import checks, keys
 from archipel.compress.compressor import flat, packed, width
 from archipel.compress.packing import pack, unpack
-from archipel.trees import Compressed
+from archipel.core import checks, keys
+from archipel.core.trees import Compressed
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def _check(sparsifier: RandK | TopK) -> None:
     if (k is None) == (fraction is None):
         raise ValueError(f"{name} takes either k or fraction; given k={k!r} and fraction={fraction!r}.")
     if k is not None:
-        checks.whole(name, k=k)
+        checks.positive_int(name, k=k)
     elif isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction <= 1:
         raise ValueError(f"{name}'s fraction must be above 0 and at most 1; given {fraction!r}.")
 

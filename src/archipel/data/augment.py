@@ -3,7 +3,8 @@
 They work on images as they are stored, before normalisation, and inside torch.func.vmap. Each example draws by its
 place in the batch, so that a batch that is padded draws the same for its real examples.
 
->>> from archipel import SGD, keys
+>>> from archipel.learning.sgd import SGD
+>>> from archipel.core import keys
 >>> augment = Augment((Crop(padding=4), Flip()))
 >>> augment(torch.zeros(8, 3, 32, 32, dtype=torch.uint8), keys.key(0)).shape
 torch.Size([8, 3, 32, 32])
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from archipel import keys
+from archipel.core import keys
 
 Augmentation = Callable[[Tensor, Tensor], Tensor]
 

@@ -88,7 +88,8 @@ def card(federation: Federation) -> Card:
     Args:
         federation: any; a regression has no labels to speak of.
 
-    >>> from archipel.data import digits, dual_heterogeneity
+    >>> from archipel.data.sources.scikit import digits
+    >>> from archipel.data.dual_heterogeneity import dual_heterogeneity
     >>> card(dual_heterogeneity(digits(), clients=2)).columns
     ('client', 'train', 'test', 'classes', 'entropy', 'weights')
     """

@@ -16,7 +16,7 @@ from torch import Tensor
 from archipel.data.arrays import AXES, Kind, Values, as_numbers, batch_of, guess_kind, in_chunks
 from archipel.data.inputs import Inputs
 from archipel.data.labels import read_labels
-from archipel.data.partitions import check_fractions, train_test_split
+from archipel.data.partitions.splits import check_fractions, train_test_split
 
 Columns = dict[str, Tensor]
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from archipel.data.arrays import Array, Kind, Values, as_bytes, as_numbers, in_chunks
-from archipel.data.shifts import resize
+from archipel.data.shifts.transforms import resize
 
 # Relative to the mean square; float32 resolves 6e-8 of a value, so what varies less doesn't vary.
 CONSTANT = 1e-14

@@ -1,7 +1,7 @@
 """Softmax regressions drawn at random, a client each.
 
-More synthetic federations: `archipel.data.gaussians`, whose best router and classifier are known, and
-`archipel.quadratic`, with closed forms for optima and fixed points.
+More synthetic federations: `archipel.data.gaussian_clients`, whose best router and classifier are known, and
+`archipel.learning.quadratic`, with closed forms for optima and fixed points.
 """
 
 import math
@@ -12,7 +12,7 @@ import torch
 
 from archipel.data.federation import Client, Federation
 from archipel.data.inputs import Inputs
-from archipel.data.partitions import check_fractions, train_test_split
+from archipel.data.partitions.splits import check_fractions, train_test_split
 
 
 def synthetic(

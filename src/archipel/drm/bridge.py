@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from archipel.algorithms.fedspm import FedSPM
-from archipel.checks import kind_of, one_of, whole
-from archipel.clients.carrier import log
+from archipel.core.checks import kind_of, one_of, positive_int
+from archipel.core.trees import Tree, dot, tree_map
 from archipel.drm.exchanges import NAMES, Asked, Incomplete, Witness
-from archipel.drm.shifts import Populations, balanced, multipliers, normalised
-from archipel.trees import Tree, dot, tree_map
+from archipel.drm.gauge import Populations, balanced, multipliers, normalised
+from archipel.engines.carrier import log
 
 if TYPE_CHECKING:
-    from archipel.engine import Moment
+    from archipel.fit import Moment
 
 LEAST = 1e-9
 """‖∇f̃‖² must be above it for a ratio to count (App. D.4)."""
@@ -69,7 +69,7 @@ class BridgeErrors:
     _before: tuple[int, Tree] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        whole("BridgeErrors", every=self.every)
+        positive_int("BridgeErrors", every=self.every)
 
     @torch.no_grad()
     def __call__(self, moment: Moment) -> None:

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from archipel import batchnorm, keys
+from archipel.core import keys
+from archipel.core.examples import ClientData, Examples
+from archipel.core.keys import batched
+from archipel.core.trees import Tree, add, zeros_like
 from archipel.drm.multipliers import log_star, scaled
-from archipel.examples import ClientData, Examples
-from archipel.local import SGD, Batch, batched, trained
-from archipel.trees import Tree, add, zeros_like
+from archipel.learning import batch_norm as batchnorm
+from archipel.learning.sgd import SGD, Batch, trained
 
 if TYPE_CHECKING:
     from archipel.algorithm import Clients

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from archipel.checks import whole
+from archipel.core.checks import positive_int
 from archipel.drm.model import DensityRatioModel, linear
 
 
@@ -37,7 +37,7 @@ def distance(model: DensityRatioModel, values: Tensor) -> float:
         model: fitted.
         values: ``(n, k)`` coordinates of the pooled points.
 
-    >>> from archipel.drm import pool
+    >>> from archipel.drm.model import pool
     >>> x = torch.tensor([[0.0], [1.0]])
     >>> same = DensityRatioModel.fit(*pool([x, x]))  # both have half of their mass at 0
     >>> round(distance(same, same.points), 12)
@@ -77,13 +77,13 @@ def goodness_of_fit(
         ValueError: memberships that aren't one-hot: nobody knows how many points a latent population has; values that
             aren't finite numbers, ``(n, k)``.
 
-    >>> from archipel.drm import pool
+    >>> from archipel.drm.model import pool
     >>> x = torch.randn(200, 1, generator=torch.Generator().manual_seed(0))
     >>> model = DensityRatioModel.fit(*pool([x[:100], 3 * x[100:]]))  # h(x) = x can't widen a normal distribution
     >>> goodness_of_fit(model, replicates=19).p_value
     0.05
     """
-    whole("goodness_of_fit", replicates=replicates)
+    positive_int("goodness_of_fit", replicates=replicates)
     sizes = model.tau.round().long()
     if not bool(((model.memberships == 0) | (model.memberships == 1)).all()):
         raise ValueError("memberships are shares; goodness of fit is told of populations that are known (one-hot).")

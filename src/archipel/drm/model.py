@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from archipel.checks import above_zero, at_least_zero, kind_of, whole
+from archipel.core.checks import above_zero, at_least_zero, kind_of, positive_int
 from archipel.drm.objectives import normalising
 from archipel.drm.tilts import maximum
 
@@ -126,7 +126,7 @@ class DensityRatioModel:
         """
         at_least_zero("DensityRatioModel", ridge=ridge)
         above_zero("DensityRatioModel", tolerance=tolerance)
-        whole("DensityRatioModel", max_iterations=max_iterations)
+        positive_int("DensityRatioModel", max_iterations=max_iterations)
         w = memberships.to(torch.float64)
         with torch.no_grad():
             features = basis(points).detach().to(torch.float64)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from archipel.checks import above_zero, whole
+from archipel.core.checks import above_zero, positive_int
 from archipel.drm.newton import newton
 
 LARGEST = 600.0
@@ -88,7 +88,7 @@ def multipliers(
     """
     a = checked(log_ratios)
     above_zero("multipliers", tolerance=tolerance)
-    whole("multipliers", max_iterations=max_iterations)
+    positive_int("multipliers", max_iterations=max_iterations)
     n, L = a.shape
     given = torch.full((L,), 1 / (L + 1)) if start is None else torch.as_tensor(start)
     if given.shape != (L,) or not bool(given.isfinite().all()):

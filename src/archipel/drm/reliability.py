@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from archipel.calibration import BINS
+from archipel.runs.calibration import BINS
 
 
 @dataclass(frozen=True)

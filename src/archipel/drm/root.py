@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy import optimize
 from torch import Tensor
 
-from archipel.checks import above_zero
+from archipel.core.checks import above_zero
 from archipel.drm.multipliers import Multipliers, checked, scaled
 
 Array = NDArray[np.float64]

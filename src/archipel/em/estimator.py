@@ -15,17 +15,17 @@ from sklearn.base import BaseEstimator, DensityMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 
-from archipel import checks
 from archipel.algorithms.fedem import FedEM
+from archipel.algorithms.parts.mean_field import Decay, Rate, Start
 from archipel.algorithms.personal_fedem import PersonalFedEM
-from archipel.compress import Compressor, Identity
+from archipel.compress.compressor import Compressor, Identity
+from archipel.core import checks
+from archipel.core.sampling import Bernoulli, Full
 from archipel.data.federation import Federation
-from archipel.em.family import Family
 from archipel.em.fitting import Convergence, Criterion, follow
+from archipel.em.inputs import check_domain, federation_of, read, read_targets, whole
 from archipel.em.scores import Scores
-from archipel.em.tables import check_domain, federation_of, read, read_targets, whole
-from archipel.mean_field import Decay, Rate, Start
-from archipel.sampling import Bernoulli, Full
+from archipel.families.family import Family
 
 NOISY_RATE = Decay(0.5)
 """γ where compression, minibatches or partial participation make rounds random, if none is given."""
@@ -153,7 +153,7 @@ class FederatedModel(Scores, DensityMixin, BaseEstimator, ABC):  # type: ignore[
         counts = {"max_iter": self.max_iter, "n_init": self.n_init}
         counts |= {} if self.batch_size is None else {"batch_size": self.batch_size}
         for name, value in counts.items():
-            checks.whole(owner, **{name: whole(value)})
+            checks.positive_int(owner, **{name: whole(value)})
         checks.at_least_zero(owner, tol=self.tol)
         checks.one_of(owner, "criterion", self.criterion, "likelihood", "field")
         checks.number(owner, participation=self.participation)

@@ -28,14 +28,14 @@ from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from archipel.data.federation import Federation
-from archipel.em.discrete import BernoulliMixture, CategoricalMixture, PoissonMixture
 from archipel.em.factor_estimator import FederatedFactorModel
 from archipel.em.fitting import Convergence
-from archipel.em.gaussian import GaussianMixture, Kind
+from archipel.em.inputs import whole
 from archipel.em.mixture_estimators import Assigns, FederatedMixture, responsibilities
-from archipel.em.regression import RegressionMixture
-from archipel.em.shrinkage import InverseWishart, Ridge
-from archipel.em.tables import whole
+from archipel.families.discrete import BernoulliMixture, CategoricalMixture, PoissonMixture
+from archipel.families.gaussian import GaussianMixture, Kind
+from archipel.families.regression import RegressionMixture
+from archipel.families.shrinkage import InverseWishart, Ridge
 
 __all__ = [
     "FederatedBernoulliMixture",

@@ -10,14 +10,14 @@ import torch
 from numpy.typing import NDArray
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 
-from archipel import checks
 from archipel.algorithm import Clients
+from archipel.algorithms.parts.mean_field import Start
+from archipel.core import checks
+from archipel.core.trees import Tree
 from archipel.data.federation import Federation
 from archipel.em.estimator import FederatedModel
-from archipel.em.factor import FactorModel
-from archipel.em.tables import whole
-from archipel.mean_field import Start
-from archipel.trees import Tree
+from archipel.em.inputs import whole
+from archipel.families.factor import FactorModel
 
 
 @dataclass(eq=False, repr=False)
@@ -59,7 +59,7 @@ class FederatedFactorModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Fe
 
     def _check(self) -> None:
         super()._check()
-        checks.whole(type(self).__name__, n_components=whole(self.n_components))
+        checks.positive_int(type(self).__name__, n_components=whole(self.n_components))
 
     def _family(self, federation: Federation) -> FactorModel:
         seen = torch.stack([(~torch.isnan(client.train["x"])).any(0) for client in federation.clients]).any(0)

@@ -9,16 +9,17 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from archipel import keys, mean_field
 from archipel.algorithm import DivergenceError, NoReplyError
 from archipel.algorithms.fedem import FedEM
+from archipel.algorithms.parts import mean_field
 from archipel.algorithms.personal_fedem import PersonalFedEM
-from archipel.clients.choice import Engine
-from archipel.clients.loop import Loop
+from archipel.core import keys
+from archipel.core.sampling import Cohort
+from archipel.core.trees import Tree
 from archipel.data.federation import Federation
-from archipel.engine import Moment, fit
-from archipel.sampling import Cohort
-from archipel.trees import Tree
+from archipel.engines.auto import Engine
+from archipel.engines.loop import Loop
+from archipel.fit import Moment, fit
 
 Criterion = Literal["likelihood", "field"]
 WINDOW = 5

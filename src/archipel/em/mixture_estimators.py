@@ -11,14 +11,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from archipel import checks
+from archipel.algorithms.parts.mean_field import Start
+from archipel.core import checks
+from archipel.core.trees import Tree
 from archipel.data.federation import Federation
 from archipel.em.estimator import FederatedModel
-from archipel.em.mixture import Mixture
-from archipel.em.start import KMeansPlusPlus, RandomResponsibilities
-from archipel.em.tables import whole
-from archipel.mean_field import Start
-from archipel.trees import Tree
+from archipel.em.inputs import whole
+from archipel.em.starts import KMeansPlusPlus, RandomResponsibilities
+from archipel.families.mixture import Mixture
 
 STARTS = {"k-means++": KMeansPlusPlus, "random": RandomResponsibilities}
 
@@ -44,7 +44,7 @@ class FederatedMixture(FederatedModel):
     def _check(self) -> None:
         super()._check()
         owner = type(self).__name__
-        checks.whole(owner, n_components=whole(self.n_components))
+        checks.positive_int(owner, n_components=whole(self.n_components))
         checks.one_of(owner, "personal_weights", self.personal_weights, True, False)
         checks.at_least_zero(owner, personal_pseudo_count=self.personal_pseudo_count)
         if not isinstance(self.init, Mapping):

@@ -13,9 +13,9 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from archipel import checks, keys
-from archipel.em.tables import ONE, Table, Tables, batch_of, check_domain, read, read_targets, whole
-from archipel.trees import Tree
+from archipel.core import checks, keys
+from archipel.core.trees import Tree
+from archipel.em.inputs import ONE, Table, Tables, batch_of, check_domain, read, read_targets, whole
 
 
 class Scores:
@@ -65,7 +65,7 @@ class Scores:
             X ``(n, d)``, y ``(n,)`` where the model regresses, and the latents: components ``(n,)``, or factors.
         """
         check_is_fitted(self)
-        checks.whole(type(self).__name__, n_samples=whole(n_samples))
+        checks.positive_int(type(self).__name__, n_samples=whole(n_samples))
         key = keys.key(int(check_random_state(self.random_state).randint(2**31 - 1)))
         drawn = self._model.sample(self._theta, int(n_samples), key)
         return tuple(drawn[name].numpy() for name in ("x", "y", "z") if name in drawn)

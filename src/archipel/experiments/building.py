@@ -10,19 +10,15 @@ from pathlib import Path
 import numpy as np
 
 from archipel.algorithm import Algorithm
-from archipel.data import (
-    Federation,
-    Source,
-    compose,
-    divide,
-    dual_heterogeneity,
-    latent_components,
-    load_source,
-    natural,
-    partition,
-)
-from archipel.data.algebra import Shift
-from archipel.data.dual import sized
+from archipel.data.divide import divide, latent_components
+from archipel.data.dual_heterogeneity import dual_heterogeneity, sized
+from archipel.data.federation import Federation
+from archipel.data.natural import natural
+from archipel.data.partitions.by_name import partition
+from archipel.data.shifts.algebra import Shift
+from archipel.data.shifts.compose import compose
+from archipel.data.sources.catalogue import load_source
+from archipel.data.sources.source import Source
 from archipel.experiments.config import RunConfig, algorithm_from
 from archipel.experiments.oracle import pool
 from archipel.experiments.sections import Arrays, Divided, Natural, PartitionSection

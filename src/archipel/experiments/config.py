@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 from archipel.algorithm import Algorithm
 from archipel.experiments.methods import AnyMethod
 from archipel.experiments.sections import Arrays, CohortSection, Divided, EncoderSection, Natural, Positive, Section
-from archipel.task import Described, classification, regression
+from archipel.learning.tasks import Described, classification, regression
 
 
 class RunConfig(Section):
@@ -52,7 +52,7 @@ def algorithm_from(config: RunConfig, facts: Described) -> Algorithm:
 
     Args:
         config: of the run.
-        facts: a :class:`archipel.Federation` or :class:`archipel.run.Facts`.
+        facts: a :class:`archipel.Federation` or :class:`archipel.runs.run.Facts`.
     """
     make = regression if facts.classes is None else classification
     return config.algorithm.build(make(config.encoder.build(facts), facts), facts)

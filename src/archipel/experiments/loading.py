@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from archipel.algorithm import Algorithm
-from archipel.checkpoint import Checkpoint
+from archipel.core.trees import flatten
 from archipel.experiments.config import RunConfig, algorithm_from
 from archipel.experiments.reading import read_yaml, validate
-from archipel.run import Facts, Run
-from archipel.task import Network, held
-from archipel.trees import flatten
+from archipel.learning.networks import Network, held
+from archipel.runs.run import Facts, Run
+from archipel.states.checkpoint import Checkpoint
 
 CONFIG = "config.yaml"
 

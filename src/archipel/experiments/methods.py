@@ -10,11 +10,16 @@ from pydantic import Field, create_model, model_validator
 
 from archipel import algorithms
 from archipel.algorithm import Algorithm
-from archipel.algorithms import Compressing, Ditto, FedAvg, FedDyn, FedProx
-from archipel.compress import Compressor
+from archipel.algorithms.compressed import Compressing
+from archipel.algorithms.ditto import Ditto
+from archipel.algorithms.fedavg import FedAvg
+from archipel.algorithms.feddyn import FedDyn
+from archipel.algorithms.fedprox import FedProx
+from archipel.compress.compressor import Compressor
 from archipel.experiments.sections import CompressorSection, Positive, RouterSection, Section
-from archipel.local import SGD
-from archipel.task import Described, Network, Supervised
+from archipel.learning.networks import Network
+from archipel.learning.sgd import SGD
+from archipel.learning.tasks import Described, Supervised
 
 
 class Local(Section):

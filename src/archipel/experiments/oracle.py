@@ -6,7 +6,8 @@ No method that learns without this knowledge can be expected to do better with t
 
 from __future__ import annotations
 
-from archipel.data import Client, Federation, oracle_view
+from archipel.data.dual_heterogeneity import oracle_view
+from archipel.data.federation import Client, Federation
 from archipel.experiments.config import RunConfig
 from archipel.experiments.methods import SECTIONS, Local
 from archipel.experiments.sections import Divided
@@ -18,7 +19,8 @@ def pool(federation: Federation) -> Federation:
     Raises:
         ValueError: the federation's truth isn't known.
 
-    >>> from archipel.data import digits, dual_heterogeneity
+    >>> from archipel.data.sources.scikit import digits
+    >>> from archipel.data.dual_heterogeneity import dual_heterogeneity
     >>> print(pool(dual_heterogeneity(digits())))
     digits, dual heterogeneity, pooled: 1 clients, 1258 training examples, 10 classes ...
     """

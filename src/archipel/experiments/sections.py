@@ -8,15 +8,16 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import nn
 
-from archipel.compress import COMPRESSORS, Compressor
-from archipel.data.algebra import Shift
+from archipel.compress import COMPRESSORS
+from archipel.compress.compressor import Compressor
+from archipel.core.sampling import Cohort, Full, Sample
 from archipel.data.arrays import Kind
-from archipel.data.compose import make_shift
-from archipel.data.schemes import check_partition
-from archipel.models import build as build_encoder
+from archipel.data.partitions.by_name import check_partition
+from archipel.data.shifts.algebra import Shift
+from archipel.data.shifts.compose import make_shift
+from archipel.learning.tasks import Described
+from archipel.models.registry import build as build_encoder
 from archipel.models.registry import check_options
-from archipel.sampling import Cohort, Full, Sample
-from archipel.task import Described
 
 Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -80,7 +81,7 @@ class CompressorSection(Section):
 
 
 class ShiftSection(Section):
-    """What is changed, and where: :func:`archipel.data.compose`.
+    """What is changed, and where: :func:`archipel.data.shifts.compose`.
 
     Args:
         name: which shift; all other keys are its options, as in ``{name: rotated, degrees: 45}``.

@@ -1,0 +1,1 @@
+"""How fast rounds are, beside bare loops and other simulators."""

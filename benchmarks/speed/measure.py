@@ -1,0 +1,303 @@
+"""How fast rounds are: Archipel's engines, bare loops and other simulators at the same work, in turns.
+
+Every contender is a process of its own. They are started one after the other and stopped; then one at a time is let go
+on for a second or so, A B C A B C …, so that whatever else the machine does falls on all alike.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from speed import peers as speed_peers
+from speed.process import ContenderFailed, Running
+from speed.work import Work, prepare
+
+Results = dict[str, dict[str, Any]]
+"""By workload, by contender: ``turns`` (seconds of each round), ``first``, ``megabytes``, ``moved``, or ``failed``."""
+
+log = logging.getLogger("archipel")
+LATE, EARLY = 200, 20
+"""Rounds at which memory is compared, with ``growth``."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Somebody who does a work.
+
+    Args:
+        name: in tables.
+        kind: ``"archipel"``, a floor (a key of :data:`speed.floors.FLOORS`) or a peer (of
+            :data:`PEERS`).
+        work: what it does.
+        options: of :func:`speed.works_of_archipel.run`, the floor or the peer's script.
+        environment: variables it needs.
+    """
+
+    name: str
+    kind: str
+    work: Work
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def command(self, peers: Mapping[str, str]) -> list[str]:
+        """What to run, with the interpreters of peers."""
+        spec = json.dumps({"kind": self.kind, "work": self.work.plain, "options": dict(self.options)})
+        if self.kind not in PEERS:
+            return [sys.executable, "-m", "speed.serve", spec]
+        script = Path(speed_peers.__file__).parent / f"{PEERS[self.kind].script}.py"
+        processes = self.options.get("processes", 1)
+        several = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+        return [peers[self.kind], *(several if processes > 1 else []), str(script), spec]
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another simulator.
+
+    Args:
+        title: its name.
+        module: that tells whether it is installed.
+        script: in ``speed_peers``.
+        install: what ``pip install`` takes.
+        variants: names and options of its ways to work; the first one is what ``--fast`` measures.
+    """
+
+    title: str
+    module: str
+    script: str
+    install: str
+    variants: Mapping[str, Mapping[str, Any]]
+
+
+PEERS: dict[str, Peer] = {
+    "pfl": Peer("pfl-research", "pfl", "pfl_research", "pfl[pytorch]", {"": {}, ", 2 processes": {"processes": 2}}),
+    "fedjax": Peer("FedJAX", "fedjax", "fed_jax", "fedjax jax", {"": {}, ", 2 devices": {"devices": 2}}),
+    "flwr": Peer("Flower", "flwr", "flower", "flwr[simulation] torch", {"": {}}),
+    "fluke": Peer("fluke", "fluke", "fluke_fl", "fluke-fl", {"": {}}),
+    "blazefl": Peer("BlazeFL", "blazefl", "blaze_fl", "blazefl numpy", {"": {}, ", 2 threads": {"threads": 2}}),
+}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Contenders who are measured in turns.
+
+    Args:
+        title: what they do.
+        contenders: the first one is what the others are compared with.
+        growth: compare memory at round :data:`LATE` with that at round :data:`EARLY` instead of timing.
+        often: how many times the plan's number of turns: more than once where a small difference is looked for.
+    """
+
+    title: str
+    contenders: Sequence[Contender]
+    growth: bool = False
+    often: int = 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long things are measured.
+
+    Args:
+        workloads: what, by name.
+        turns: of each contender.
+        seconds: a turn lasts at least, in whole rounds.
+    """
+
+    workloads: Mapping[str, Workload]
+    turns: int = 5
+    seconds: float = 2.0
+
+
+def interpreters(folder: Path | None = None, given: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The Python interpreters that have a peer.
+
+    Args:
+        folder: of virtual environments, one a peer, named as in :data:`PEERS`.
+        given: interpreters by peer's name, which come first.
+
+    Returns:
+        By name; where neither says so, this interpreter if the peer is installed beside Archipel.
+
+    Raises:
+        ValueError: an unknown peer, or no interpreter where one was given.
+    """
+    found: dict[str, str] = {}
+    for name, peer in PEERS.items():
+        there = None if folder is None else folder / name / "bin" / "python"
+        if there is not None and there.exists():
+            found[name] = str(there)
+        elif importlib.util.find_spec(peer.module) is not None:
+            found[name] = sys.executable
+    for name, python in (given or {}).items():
+        if name not in PEERS:
+            raise ValueError(f"There is no peer {name!r}; there are {', '.join(PEERS)}.")
+        if not Path(python).exists():
+            raise ValueError(f"{name}'s interpreter {python} doesn't exist. Give the path of a python that has {name}.")
+        found[name] = python
+    return found
+
+
+def measure(
+    plan: Plan,
+    peers: Mapping[str, str],
+    *,
+    data_dir: Path | None = None,
+    console: Console | None = None,
+    keep: Callable[[Results], object] = len,
+) -> tuple[Results, bool]:
+    """Carries the plan out.
+
+    Args:
+        plan: what to measure.
+        peers: interpreters by peer's name; contenders of other peers are left out.
+        data_dir: where Fashion-MNIST lies.
+        console: for progress; default: the error stream.
+        keep: called with what there is after every workload.
+
+    Returns:
+        The results, and whether Ctrl-C ended it: then they hold what had been measured.
+    """
+    results: Results = {}
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console or Console(stderr=True),
+    )
+    shown = progress.console.is_terminal
+    with tempfile.TemporaryDirectory(prefix="archipel-speed-") as scratch:
+        steps = {name: plan.turns * workload.often + 2 for name, workload in plan.workloads.items()}
+        task = progress.add_task("", total=sum(len(w.contenders) * steps[n] for n, w in plan.workloads.items()))
+        if shown:
+            progress.start()
+        before = _terminate_as_interrupt()
+        try:
+            for name, workload in plan.workloads.items():
+                here = [c for c in workload.contenders if c.kind not in PEERS or c.kind in peers]
+                absent = len(workload.contenders) - len(here)
+                progress.advance(task, absent * steps[name])
+                log.info("%s: %s", name, workload.title)
+                ready = [replace(c, work=prepare(c.work, Path(scratch), data_dir)) for c in here]
+                results[name] = {}
+
+                def step(what: str, name: str = name) -> None:
+                    progress.update(task, advance=1, description=f"{name}: {what}")
+
+                _carry_out(workload, ready, plan, peers, Path(scratch), results[name], step)
+                keep(results)
+        except KeyboardInterrupt:
+            return results, True
+        finally:
+            if before is not None:
+                signal.signal(signal.SIGTERM, before)
+            if shown:
+                progress.stop()
+    return results, False
+
+
+def _terminate_as_interrupt() -> Any:
+    """Lets SIGTERM end contenders as Ctrl-C does, for they are stopped most of the time; what it did before."""
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    return signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def _carry_out(
+    workload: Workload,
+    contenders: Sequence[Contender],
+    plan: Plan,
+    peers: Mapping[str, str],
+    scratch: Path,
+    found: dict[str, Any],
+    step: Callable[[str], None],
+) -> None:
+    """One workload, whose results are put into ``found`` as they come."""
+    # One thread a process: parallel contenders start as many processes or threads as they want.
+    environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    alive: dict[str, Running] = {}
+    rounds: dict[str, int] = {}
+
+    def attempt(name: str, work: Callable[[Running], None]) -> None:
+        step(name)
+        try:
+            work(alive[name])
+        except ContenderFailed as failure:
+            log.warning("%s: %s", name, failure)
+            found[name]["failed"] = str(failure)
+            alive.pop(name).close()
+
+    def begin(name: str, running: Running) -> None:
+        found[name] |= running.first()
+        if not workload.growth:  # a turn that isn't kept says how many rounds a turn has
+            rounds[name] = max(1, min(100, round(plan.seconds / max(running.turn(1)[0], 1e-4))))
+
+    def turn(name: str, running: Running) -> None:
+        found[name]["turns"].append(running.turn(rounds[name]))
+
+    def weigh(name: str, running: Running) -> None:
+        """The peak while it works, in a turn that isn't timed: looking costs time."""
+        seen = [running.memory()]
+        running.turn(rounds[name], watch=lambda: seen.append(running.memory()))
+        found[name]["megabytes"] = max(seen)
+
+    def grow(name: str, running: Running) -> None:
+        running.turn(EARLY - 1)
+        early = running.memory()
+        running.turn(LATE - EARLY)
+        found[name] |= {"early": early, "late": running.memory()}
+
+    try:
+        for number, contender in enumerate(contenders):
+            name = contender.name
+            found[name] = {"kind": contender.kind, "work": contender.work.plain, "turns": []}
+            alive[name] = Running(contender.command(peers), scratch / f"{number}.log", environment)
+            attempt(name, lambda running, name=name: begin(name, running))  # type: ignore[misc]
+        if workload.growth:
+            for name in list(alive):
+                attempt(name, lambda running, name=name: grow(name, running))  # type: ignore[misc]
+            return
+        for _ in range(plan.turns * workload.often):
+            for name in list(alive):
+                attempt(name, lambda running, name=name: turn(name, running))  # type: ignore[misc]
+        for name in list(alive):
+            attempt(name, lambda running, name=name: weigh(name, running))  # type: ignore[misc]
+    finally:
+        for running in alive.values():
+            running.close()
+
+
+def median(found: Mapping[str, Any]) -> float:
+    """Seconds a round: the median of the turns' medians.
+
+    >>> median({"turns": [[1.0, 2.0, 9.0], [4.0], [3.0]]})
+    3.0
+    """
+    turns: list[list[float]] = found["turns"]
+    return statistics.median(statistics.median(turn) for turn in turns)
+
+
+def ratio(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[float, float, float]:
+    """What part of ``other``'s time ``one`` takes, turn by turn: median, least and most.
+
+    >>> ratio({"turns": [[1.0], [1.0]]}, {"turns": [[2.0], [4.0]]})
+    (0.375, 0.25, 0.5)
+    """
+    pairs = zip(one["turns"], other["turns"], strict=False)  # Ctrl-C may have come in the middle of a turn
+    ratios = [statistics.median(a) / statistics.median(b) for a, b in pairs]
+    return statistics.median(ratios), min(ratios), max(ratios)

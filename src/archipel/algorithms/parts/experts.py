@@ -1,0 +1,85 @@
+"""C predictive models that a mixture weighs: their parameters, their losses and their common answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from archipel.core import keys
+from archipel.core.examples import Examples
+from archipel.core.trees import Tree, stack
+from archipel.learning import batch_norm as batchnorm
+from archipel.learning.networks import Copies, linear_init
+from archipel.learning.sgd import Batch
+from archipel.learning.tasks import Supervised
+
+PIECE = 512
+"""Examples a forward pass over all the data."""
+
+
+@dataclass(frozen=True, eq=False)
+class Experts:
+    """C heads of one task, on one encoder or on an encoder each.
+
+    Parameters are ``{"encoder": …, "heads": {"weight", "bias"}}``, the heads' ``(C, K, features)`` and ``(C, K)``, and
+    ``"buffers"`` where the encoders have some.
+
+    Args:
+        task: one expert's encoder, head and criterion.
+        count: C.
+        shared: one encoder for all experts (1×), or one each (C×).
+
+    >>> from archipel.learning.criteria import CrossEntropy
+    >>> from archipel.learning.networks import Network
+    >>> experts = Experts(Supervised(Network(torch.nn.Linear(4, 2)), 2, 3, CrossEntropy()), 5, shared=True)
+    >>> experts.outputs(experts.init(keys.key(0)), torch.zeros(7, 4))[0].shape
+    torch.Size([7, 5, 3])
+    """
+
+    task: Supervised
+    count: int
+    shared: bool
+
+    @property
+    def encoder(self) -> Copies:
+        return Copies(self.task.encoder, self.count, self.shared)
+
+    def init(self, key: Tensor) -> Tree:
+        """Parameters to start from; every expert has draws of its own."""
+        params, buffers = self.encoder.init(keys.fold(key, "encoder"))
+        heads = [
+            linear_init(keys.fold(key, "head", c), self.task.outputs, self.task.features) for c in range(self.count)
+        ]
+        return {"encoder": params, "heads": stack(heads)} | ({"buffers": buffers} if buffers else {})
+
+    def outputs(self, params: Tree, x: Tensor, train: bool = False) -> tuple[Tensor, Tree]:
+        """``(n, C, K)``, and the buffers afterwards."""
+        z, buffers = self.encoder(params["encoder"], params.get("buffers", {}), x, train)
+        return torch.einsum("ncd,ckd->nck", z, params["heads"]["weight"]) + params["heads"]["bias"], buffers
+
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """``(n, C)``: −log p_c(y|x)."""
+        return torch.stack([self.task.criterion.loss(outputs[:, c], y) for c in range(self.count)], dim=1)
+
+    def weighted_loss(self, params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
+        """Σ_c w_jc (−log p_c(y_j|x_j)) with weights ``batch["w"]``, ``(n, C)``: what an M-step minimises."""
+        outputs, buffers = self.outputs(params, batch["x"], train=True)
+        return (batch["w"] * self.losses(outputs, batch["y"])).sum(1), buffers
+
+    def log_likelihoods(self, params: Tree, examples: Examples) -> Tensor:
+        """``(N, C)``: log p_c(y_j|x_j) of all examples, padding included, as an E-step needs them."""
+        found = []
+        for batch in examples.pieces(PIECE):
+            outputs, _ = self.outputs(params, batch["x"])
+            found.append(-self.losses(outputs, batch["y"]))
+        return torch.cat(found)
+
+    def statistics(self, params: Tree, examples: Examples) -> Tree:
+        """Statistics of the encoders' BatchNorm on these examples, for the policy ``"recompute"``."""
+
+        def passed(params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
+            return self.outputs(params, batch["x"], train=True)
+
+        return batchnorm.recompute(passed, self, params, examples)

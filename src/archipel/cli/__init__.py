@@ -1,0 +1,1 @@
+"""The command archipel, one module a command group."""

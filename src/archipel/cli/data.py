@@ -1,0 +1,102 @@
+"""The command ``archipel data``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Data sets and federations.")
+out = Console()
+
+DataDir = Annotated[
+    Path | None,
+    typer.Option("--data-dir", help="A folder that holds the files; default: $ARCHIPEL_DATA.", show_default=False),
+]
+
+
+@app.command("list")
+def list_(data_dir: DataDir = None) -> None:
+    """Every data set: what it is, whether its files were found, and under which licence it is."""
+    from archipel.data.sources.catalogue import CATALOGUE
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("name", "data", "clients", "licence", "found"):
+        table.add_column(column, no_wrap=column in ("name", "found"))
+    for about in CATALOGUE:
+        found = "built in" if not about.files else "yes" if about.found(data_dir) else "no"
+        table.add_row(about.name, f"{about.title}: {about.size}", about.clients or "none", about.licence, found)
+    out.print(table)
+
+
+@app.command()
+def check(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="A data set; default: all that are found.")
+    ] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Load data sets, compare their content with what is known of it, and count."""
+    from archipel.data.sources.catalogue import CATALOGUE, load_source
+
+    known = {about.name: about for about in CATALOGUE}
+    names = [name] if name else [about.name for about in CATALOGUE if about.found(data_dir)]
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("name", "examples", "shape", "classes", "clients", "compared", "SHA-256"):
+        table.add_column(
+            column, no_wrap=True, justify="right" if column in ("examples", "classes", "clients") else "left"
+        )
+    for wanted in names:
+        source = load_source(wanted, data_dir)
+        table.add_row(
+            source.name,
+            f"{len(source):,}",
+            f"{'×'.join(map(str, source.x.shape[1:]))} {str(source.x.dtype).removeprefix('torch.')}",
+            str(len(source.classes) or "–"),
+            str(len(source.client_names) or "–"),
+            known[source.name].check,
+            source.checksum[:12],
+        )
+    out.print(table)
+
+
+@app.command()
+def show(
+    what: Annotated[
+        str,
+        typer.Argument(metavar="PRESET|FILE.yaml|FOLDER", help="A run's data, or a folder written by Federation.save."),
+    ],
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings, such as data.alpha_inter=0.5.")
+    ] = None,
+    figures: Annotated[
+        Path | None, typer.Option("--figures", help="Draw samples, labels and weights there.", show_default=False)
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the card as Markdown.")] = False,
+) -> None:
+    """Print a federation's card: its clients, and how far they are from one another."""
+    from archipel.data.card import card
+    from archipel.data.federation import Federation
+    from archipel.data.storage import ABOUT
+    from archipel.experiments.building import federation_from
+    from archipel.experiments.reading import read_config
+
+    if (Path(what) / ABOUT).exists():
+        if settings:
+            raise ValueError(f"{what} is a saved federation, which has no settings; {settings[0]!r} was given.")
+        federation = Federation.load(what)
+    else:
+        federation = federation_from(read_config(what, settings or []))
+    shown = card(federation)
+    if markdown:
+        typer.echo(shown.markdown())
+    else:
+        out.print(shown)
+    if figures is not None:
+        from archipel.reports import portraits  # matplotlib costs a second
+
+        drawn = sorted(path.name for path in portraits.draw(federation, figures))
+        out.print(f"{figures}: {', '.join(drawn)}", markup=False, soft_wrap=True)

@@ -1,0 +1,1 @@
+"""What everything stands on: trees of tensors, keys, examples, cohorts, checks."""

@@ -1,0 +1,1 @@
+"""Who holds which example: partitions of one data set over clients."""

@@ -1,0 +1,1 @@
+"""What makes one client's data differ from another's."""

@@ -1,0 +1,88 @@
+"""The tilts of a trained FedSPM, refitted exactly: the M-step of (γ, ξ) to its end, with the encoder h as it is.
+
+Z. Wang et al.: FedSPM, arXiv 2607.04085, 2026. Local SGD takes a few steps on the surrogate Q̃₂ a round, and averages;
+in γ and ξ alone Q̃₂ is concave, so that what they lag behind the encoder can be made up for at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from archipel.algorithms.fedspm import FedSPM
+from archipel.core.checks import kind_of
+from archipel.data.federation import Federation
+from archipel.drm.model import DensityRatioModel
+from archipel.runs.answers import PIECE
+from archipel.runs.run import Run
+
+
+@torch.no_grad()
+def refitted(run: Run, federation: Federation, ridge: float = 1.0) -> Run:
+    """A run whose γ and ξ maximise Q̃₂ = Σ_jl w_jl a_jl − Σ_j log Σ_l τ_l exp(a_jl), with its h and responsibilities.
+
+    Every component of every client, and the baseline, has mass one on the training examples then, with λ = τ/n, and the
+    router's posterior is as calibrated as one linear in h can be. Heads, mixing weights and encoders stay.
+
+    It is done here with all features at one place. Nothing but sums over clients enters a Newton step, though: of
+    gradients and of products of the Hessian with a vector, m · C · (d + 1) numbers each.
+
+    Args:
+        run: of FedSPM, on this federation; its components share h.
+        federation: the training examples are read.
+        ridge: ridge/2 · ‖ξ‖² of standardised features is subtracted, for clients that h keeps apart.
+
+    Returns:
+        A new run; its history and metrics are those of before.
+
+    Raises:
+        TypeError: a run of another algorithm.
+        ValueError: encoders of their own for each component, or a federation that isn't the run's.
+
+    >>> from archipel.learning.sgd import SGD
+    >>> from archipel.data.federation import Federation
+    >>> from archipel.learning.networks import Network
+    >>> from archipel.learning.tasks import classification
+    >>> from archipel.fit import fit
+    >>> x = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
+    >>> y = (x[:, 0] > 0).long()
+    >>> islands = Federation.from_arrays([(x + 1, y), (x - 1, 1 - y)])
+    >>> once, plain = SGD(lr=0.01, steps=1), torch.nn.Identity()
+    >>> spm = FedSPM(classification(plain, islands), Network(plain, islands.inputs), 1, once, once)
+    >>> run = fit(spm, islands, rounds=1)
+    >>> better = refitted(run, islands)
+    >>> bool(better.route([[2.0, 2.0]]).probabilities[0, 0] > run.route([[2.0, 2.0]]).probabilities[0, 0])
+    True
+    """
+    algorithm, server = run.algorithm, run.server
+    if not isinstance(algorithm, FedSPM):
+        raise TypeError(f"refitted() is for runs of FedSPM; given a run of {kind_of(algorithm)}.")
+    if algorithm.encoders != "shared":
+        raise ValueError("refitted() needs components that share their encoder: encoders='shared'.")
+    sizes = [len(client.train["y"]) for client in federation.clients]
+    m, C = server["tau"].shape
+    if tuple(sizes) != run.facts.sizes:
+        raise ValueError(
+            f"{federation.name!r} holds {sizes[:8]} training examples a client; the run was trained on "
+            f"{list(run.facts.sizes[:8])}. Give the federation it was trained on."
+        )
+    parts, shares = [], []
+    for i, (client, state) in enumerate(zip(federation.clients, run.clients, strict=True)):
+        outputs = [
+            algorithm.router(server["ratio"]["encoder"], server["ratio"].get("buffers", {}), piece)[0]
+            for piece in client.train["x"].split(PIECE)
+        ]
+        parts.append(torch.cat(outputs).double())
+        w = torch.zeros(sizes[i], m, C, dtype=torch.float64)
+        w[:, i] = state["responsibilities"].values[: sizes[i]]
+        shares.append(w.flatten(1))
+    memberships = torch.cat(shares)
+    memberships /= memberships.sum(1, keepdim=True)  # of float32
+    alive = memberships.sum(0) > 0  # a component that nothing belongs to keeps its tilts
+    model = DensityRatioModel.fit(torch.cat(parts), memberships[:, alive], ridge=ridge, tolerance=1e-7)
+    gamma, xi = server["ratio"]["gamma"].flatten().clone(), server["ratio"]["xi"].flatten(0, 1).clone()
+    gamma[alive], xi[alive] = model.gamma.to(gamma.dtype), model.xi.to(xi.dtype)
+    ratio = server["ratio"] | {"gamma": gamma.reshape(m, C), "xi": xi.reshape(m, C, -1)}
+    tau = memberships.sum(0).reshape(m, C).to(server["tau"].dtype)
+    return replace(run, server=server | {"ratio": ratio, "tau": tau})

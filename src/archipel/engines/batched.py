@@ -1,0 +1,274 @@
+"""Batching: many clients at once by ``torch.func.vmap``, for small dense models."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from archipel.algorithm import Algorithm, Step
+from archipel.core import keys
+from archipel.core.examples import ClientData, Examples
+from archipel.core.row_window import Window
+from archipel.core.trees import (
+    Compressed,
+    PerClient,
+    Tree,
+    decoded,
+    decoded_rows,
+    is_compressed,
+    leaves,
+    nbytes,
+    row,
+    tree_map,
+)
+from archipel.data.federation import Federation
+from archipel.engines.carrier import Outcome, log, usable
+from archipel.engines.device import Setting
+from archipel.engines.loop import Done, Loop
+from archipel.engines.operations import LARGE, Operations
+from archipel.engines.threads import Threads
+from archipel.states.table import States, consecutive
+
+CACHE = 16 * 2**20
+"""Bytes of a processor's cache that a chunk's stacked parameters, gradients and states may take by default."""
+FEWEST, MOST = 8, 256
+"""Bounds of a chunk: below, calling operations costs more than the cache gives; above, nothing is gained any more."""
+
+
+class Batched:
+    """Runs a step for a chunk of clients as one batched computation.
+
+    Clients of different sizes are padded and masked; client states are rows of one table. The first time a step runs,
+    two clients, the smallest and the largest, are done both ways: if batching fails, is emulated one by one, or
+    differs, the loop takes over for good and one line says why.
+
+    Args:
+        algorithm: whose steps are run.
+        federation: whose clients.
+        chunk: clients a batch; default: as many as have room in the processor's cache, told from the size of the
+            message and of a client's state, so that it doesn't depend on the machine.
+        states: where the clients' states are kept; default: in memory.
+        setting: where steps compute.
+        workers: threads that take chunks of steps whose batched operations are large.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        federation: Federation,
+        chunk: int | None = None,
+        states: States | None = None,
+        setting: Setting | None = None,
+        workers: int = 1,
+    ) -> None:
+        self.algorithm, self.federation, self.chunk, self.workers = algorithm, federation, chunk, workers
+        self.states = states or States(federation.sizes)
+        self.setting = setting or Setting()
+        self.loop = Loop(algorithm, federation, states=self.states, setting=self.setting)
+        self._fallen_back = False
+        self._probed: set[tuple[str, bool]] = set()
+        self._chunks: dict[str, int] = {}
+        self._largest: dict[str, int] = {}
+        self._threads = Threads(algorithm, workers)
+        self._tables: dict[str, _Rows | None] = {}
+        self._counts = federation.sizes.tolist()
+
+    def describe(self) -> dict[str, Any]:
+        if self._fallen_back:
+            return self.loop.describe()
+        chunk = {"chunk": self.chunk or dict(self._chunks)}
+        return {"engine": "batched"} | chunk | self.setting.describe() | self.states.describe()
+
+    def close(self) -> None:
+        self._threads.close()
+        self.loop.close()
+
+    def run(self, step: Step, message: Tree, ids: Sequence[int], key: Tensor, *, training: bool) -> Iterator[Outcome]:
+        if not self.ready(step, message, key, training):
+            yield from self.loop.run(step, message, ids, key, training=training)
+            return
+        chunks, message = self.split(step, message, ids), self.setting.there(decoded(message))
+
+        def one(step: Step, chunk: Tensor) -> Done:
+            return self.one(step, message, chunk, key, training)
+
+        # Small operations would only wait for one another's turn at the interpreter.
+        large = self._largest[step.__qualname__] * self._chunk(step, message) >= LARGE
+        threaded = large and self.workers > 1 and len(chunks) > 1
+        for done in self._threads.map(one, step, chunks) if threaded else (one(step, chunk) for chunk in chunks):
+            yield self.keep(done, training)
+
+    def ready(self, step: Step, message: Tree, key: Tensor, training: bool) -> bool:
+        """Whether the step can be batched; the first time this is tried."""
+        if not self._fallen_back and (step.__qualname__, training) not in self._probed:
+            self._probe(step, message, self._extremes(), key, training)
+        return not self._fallen_back
+
+    def split(self, step: Step, message: Tree, ids: Sequence[int]) -> Sequence[Tensor]:
+        """The clients in chunks."""
+        chunks: Sequence[Tensor] = torch.tensor(list(ids), dtype=torch.int64).split(self._chunk(step, message))
+        return chunks if ids else ()
+
+    def one(self, step: Step, message: Tree, ids: Tensor, key: Tensor, training: bool) -> Done:
+        """One chunk's step and what became of it; nothing is kept yet."""
+        states, replies = self.compute(step, message, ids, key, training)
+        packed, replies = nbytes(replies) // len(ids), decoded_rows(replies)
+        return states, Outcome(ids.tolist(), replies, usable((states, replies), len(ids)), packed)
+
+    def gather(self) -> None:
+        """Puts all clients' data end to end, for processes that are forked off to have them so."""
+        if not self._fallen_back:
+            for part in ("train", "validation", "test"):
+                self._table(part)
+
+    def keep(self, done: Done, training: bool) -> Outcome:
+        """Keeps the new states of usable outcomes."""
+        states, outcome = done
+        if training:
+            self._commit(torch.tensor(outcome.ids), self.setting.back(states), outcome.usable)
+        return outcome
+
+    def _chunk(self, step: Step, message: Tree) -> int:
+        """How many clients at once: a client's part is what it starts from, and as much again to come back."""
+        if self.chunk is None:
+            part = sum(nbytes(leaf) for leaf in leaves(message) if isinstance(leaf, Tensor)) + self.states.bytes
+            self._chunks[step.__qualname__] = max(FEWEST, min(MOST, CACHE // max(1, 2 * part)))
+        return self.chunk or self._chunks[step.__qualname__]
+
+    def compute(self, step: Step, message: Tree, ids: Tensor, key: Tensor, training: bool) -> tuple[Tree, Tree]:
+        """The step's own result for a chunk: new states, and replies as they were packed, stacked."""
+        dims = tree_map(lambda leaf: 0 if isinstance(leaf, PerClient) else None, message)
+        sent = tree_map(lambda leaf: leaf.row(ids) if isinstance(leaf, PerClient) else leaf, message)
+        # States are copies, always: a reply, or another entry of the new state, may be an entry of the old one.
+        states, own = self.setting.there(self.states.read(ids)), self.setting.there(keys.fold(key, ids))
+        sent, data = self.setting.there(sent), self._data(ids, training)
+        with self.setting.inside():
+            batched = torch.func.vmap(step, in_dims=(0, dims, _stacked(data), 0), randomness="error")
+            result: tuple[Tree, Tree] = batched(states, sent, data, own)
+            return result
+
+    def _commit(self, ids: Tensor, states: Tree, kept: Tensor) -> None:
+        if leaves(states):
+            everyone = bool(kept.all())
+            self.states.write(ids if everyone else ids[kept], states if everyone else row(states, kept))
+
+    def _extremes(self) -> Tensor:
+        """The smallest client and the largest, among all: padding harms the smallest most, whoever is in the cohort."""
+        by_size = sorted(range(len(self._counts)), key=self._counts.__getitem__)
+        return torch.tensor(sorted({by_size[0], by_size[-1]}))
+
+    def _probe(self, step: Step, message: Tree, ids: Tensor, key: Tensor, training: bool) -> None:
+        self._probed.add((step.__qualname__, training))
+        message = self.setting.there(decoded(message))
+        # The loop goes first: an error it raises too is the step's own, and goes up as it is.
+        with Operations() as counted:
+            looped = [self.loop.compute(step, message, client, key, training)[1] for client in ids.tolist()]
+        self._largest[step.__qualname__] = counted.largest
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("error", message=".*performance drop.*")
+                _, replies = self.compute(step, message, ids, key, training)
+        except Exception as error:
+            reason = str(error).strip().splitlines()[0][:160] if str(error) else type(error).__name__
+            self._fall_back(step, reason)
+            return
+        for position, reply in enumerate(looped):
+            gap = _largest_gap(row(replies, torch.tensor([position])), tree_map(lambda t: t[None], reply))
+            if not gap <= 1e-3:
+                self._fall_back(step, f"its batched reply differs from the looped one by {gap:.1g} of its size")
+                return
+
+    def _fall_back(self, step: Step, reason: str) -> None:
+        log.warning("%s can't be batched over clients, so clients run one by one: %s", step.__qualname__, reason)
+        self._tables, self._fallen_back = {}, True
+
+    def _data(self, ids: Tensor, training: bool) -> ClientData:
+        tables = {name: self._table(name) for name in (("train",) if training else ("train", "validation", "test"))}
+        return ClientData(**{name: table.rows(ids) for name, table in tables.items() if table is not None})
+
+    def _table(self, part: str) -> _Rows | None:
+        """Every client's columns of one part; ``None`` where nobody has any."""
+        if part not in self._tables:
+            columns = [getattr(client, part) for client in self.federation.clients]
+            present = any(c is not None and len(c["x"]) for c in columns)
+            self._tables[part] = _Rows.of(columns, self.setting) if present else None
+        return self._tables[part]
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """One part of every client's data, end to end.
+
+    Args:
+        columns: ``(n, …)`` each, n the examples of all clients.
+        counts: ``(m,)`` how many each client has.
+        starts: ``(m,)`` where they begin.
+        longest: N, to which clients are padded.
+    """
+
+    columns: dict[str, Tensor]
+    counts: Tensor
+    starts: Tensor
+    longest: int
+
+    @classmethod
+    def of(cls, clients: Sequence[dict[str, Tensor] | None], setting: Setting) -> _Rows:
+        first = next(columns for columns in clients if columns)
+        nothing = {name: column[:0] for name, column in first.items()}
+        parts = [columns or nothing for columns in clients]
+        counts = torch.tensor([len(columns["x"]) for columns in parts])
+        joined = {name: setting.there(torch.cat([columns[name] for columns in parts])) for name in nothing}
+        return cls(joined, counts, counts.cumsum(0) - counts, int(counts.max()))
+
+    def rows(self, ids: Tensor) -> Examples:
+        """These clients' examples, ``(k, N, …)``: lying as they are where that is a view, else windows."""
+        which, counts = consecutive(ids), self.counts[ids]
+        device = next(iter(self.columns.values())).device
+        held: dict[str, Tensor | Window]
+        if isinstance(which, slice) and bool((self.counts == self.longest).all()):
+            held = {name: column.unflatten(0, (-1, self.longest))[which] for name, column in self.columns.items()}
+        else:
+            first, last = self.starts[ids].to(device), (self.starts[ids] + counts - 1).to(device)
+            held = {name: Window(column, first, last, self.longest) for name, column in self.columns.items()}
+        return Examples(held, counts.to(device), int(counts.min()))
+
+
+def _stacked(data: ClientData) -> ClientData:
+    """Along which dimension clients are stacked: the first, but in the tables that all look at."""
+
+    def dims(node: Tensor | Window) -> Any:
+        return Window(None, 0, 0, node.length) if isinstance(node, Window) else 0  # type: ignore[arg-type]
+
+    found: ClientData = pytree.tree_map(dims, data, is_leaf=lambda node: isinstance(node, Window))
+    return found
+
+
+def _largest_gap(one: Tree, other: Tree) -> float:
+    """The largest difference of two trees, in units of each leaf's largest value; NaN equals NaN and nothing else.
+
+    Of a compressed leaf the largest but for one entry in a hundred: where an entry lies at the edge of two levels, a
+    rounding of the model sends it to one or the other, as a draw might have.
+    """
+    pairs = zip(_whole_leaves(one), _whole_leaves(other), strict=True)
+    gaps = [_gap(a, b) for a, b in pairs if not isinstance(a, Tensor) or a.numel()]
+    return max(gaps, default=0.0)
+
+
+def _whole_leaves(tree: Tree) -> list[Any]:
+    found: list[Any] = pytree.tree_leaves(tree, is_leaf=is_compressed)
+    return found
+
+
+def _gap(one: Tensor | Compressed, other: Tensor | Compressed) -> float:
+    a, b = (decoded_rows(leaf).double().flatten() for leaf in (one, other))
+    gaps = torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, (a - b).abs())
+    gaps = gaps.nan_to_num(math.inf, math.inf).sort().values
+    largest = gaps[-1 - len(gaps) // 100] if isinstance(one, Compressed) else gaps[-1]
+    return float(largest / (b.abs().nan_to_num(0.0, 0.0).max() + 1e-6))

@@ -1,0 +1,186 @@
+"""The door between server and clients: what an algorithm's ``round`` holds as ``clients``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import compress
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from archipel.algorithm import NoReplyError, Replies, Step, Weights
+from archipel.core.trees import PerClient, Sum, Tree, leaves, nbytes, row, tree_map
+from archipel.engines.carrier import Carrier, Outcome
+
+
+@dataclass
+class Ledger:
+    """What passed the door in a round.
+
+    A client keeps what it was sent until the round ends: a tensor that is broadcast again in the same round, by another
+    step or to more clients, is counted only for those who haven't got it. FedSPM's M-step starts from the parameters
+    that its E-step has sent, and pays for the table of totals alone.
+
+    Args:
+        uplink: bytes from clients to the server.
+        downlink: bytes from the server to clients.
+        dropped: why each client that was dropped was, by id.
+        held: the tensors that were broadcast, by identity and version, each with the clients who got it. The tensor
+            itself is there so that its identity can't be given to another while the round lasts.
+    """
+
+    uplink: int = 0
+    downlink: int = 0
+    dropped: dict[int, str] = field(default_factory=dict)
+    held: dict[tuple[int, int], tuple[Tensor, set[int]]] = field(default_factory=dict, repr=False)
+
+    def send(self, message: Tree, clients: Sequence[int]) -> None:
+        """Counts a message to these clients: its rows for each, and of what is broadcast that which is new to them."""
+        for leaf in leaves(message):
+            if isinstance(leaf, PerClient):
+                self.downlink += len(clients) * sum(nbytes(table[0]) for table in leaves(leaf.table))
+            elif not isinstance(leaf, Tensor):
+                raise TypeError(f"A message is a tree of tensors; it holds {leaf!r}. Send torch.tensor({leaf!r}).")
+            else:
+                _, holders = self.held.setdefault((id(leaf), leaf._version), (leaf, set()))
+                self.downlink += nbytes(leaf) * len(set(clients) - holders)
+                holders.update(clients)
+
+
+@dataclass(frozen=True)
+class Handle:
+    """:class:`archipel.algorithm.Clients` over a carrier.
+
+    Args:
+        carrier: runs the steps.
+        ids: ``(k,)`` who takes part.
+        sizes: ``(m,)`` training examples held.
+        round: from 0.
+        rounds: of the whole run.
+        ledger: where traffic and drops are written.
+        answers: ``(round, client) → bool``, whether a client's reply arrives; for simulating failures.
+        edges: the clients of each group, ``(m_e,)`` in rising order; none: there are no groups.
+        enrolled: whom ``everyone`` means, in rising order; ``None``: all.
+    """
+
+    carrier: Carrier
+    ids: Tensor
+    sizes: Tensor
+    round: int
+    rounds: int
+    ledger: Ledger
+    answers: Callable[[int, int], bool] | None = None
+    edges: tuple[Tensor, ...] = ()
+    enrolled: Tensor | None = None
+
+    @property
+    def population(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def stateful(self) -> bool:
+        return not self.carrier.states.empty
+
+    @property
+    def everyone(self) -> Handle:
+        return replace(self, ids=torch.arange(self.population) if self.enrolled is None else self.enrolled)
+
+    @property
+    def groups(self) -> tuple[Handle, ...]:
+        def of(edge: Tensor) -> Handle:
+            return replace(self, ids=self.ids[torch.isin(self.ids, edge)], edges=(), enrolled=edge)
+
+        return tuple(of(edge) for edge in self.edges)
+
+    def only(self, ids: Tensor) -> Handle:
+        return replace(self, ids=torch.as_tensor(ids, dtype=torch.int64).sort().values)
+
+    def collect(self, step: Step, message: Tree, key: Tensor) -> Replies:
+        return self._collected(self._run(step, message, key))
+
+    def evaluate(self, step: Step, message: Tree, key: Tensor) -> Replies:
+        return self._collected(self.carrier.run(step, message, self.ids.tolist(), key, training=False))
+
+    def apply(self, step: Step, message: Tree, key: Tensor) -> None:
+        for _ in self._run(step, message, key):
+            pass
+
+    def sum(self, step: Step, message: Tree, key: Tensor, weights: Weights = "examples") -> Tree:
+        return _home(self._summed(step, message, key, weights).total())
+
+    def mean(self, step: Step, message: Tree, key: Tensor, weights: Weights = "examples") -> Tree:
+        return _home(self._summed(step, message, key, weights).mean())
+
+    def mean_and_share(
+        self, step: Step, message: Tree, key: Tensor, weights: Weights = "examples"
+    ) -> tuple[Tree, float]:
+        total = self._summed(step, message, key, weights)
+        return _home(total.mean()), total.weight / float(self._weights(self.everyone.ids, weights).sum())
+
+    def _summed(self, step: Step, message: Tree, key: Tensor, weights: Weights) -> Sum:
+        total = Sum()
+        for outcome in self._run(step, message, key):
+            ids, replies = _usable(outcome)
+            if ids:
+                total.add(replies, self._weights(ids, weights).tolist())
+        if total.weight == 0:
+            raise NoReplyError(self._nobody())
+        return total
+
+    def _collected(self, outcomes: Iterator[Outcome]) -> Replies:
+        ids: list[int] = []
+        values = []
+        for outcome in outcomes:
+            who, replies = _usable(outcome)
+            if who:
+                ids.extend(who)
+                values.append(replies)
+        if not ids:
+            raise NoReplyError(self._nobody())
+        stacked = _home(tree_map(lambda *v: torch.cat(v), values[0], *values[1:]))
+        counts = torch.from_numpy(self._weights(ids, "examples")).double()
+        return Replies(torch.tensor(ids), counts, stacked)
+
+    def _weights(self, ids: Sequence[int] | Tensor, weights: Weights) -> NDArray[np.int64]:
+        if weights not in ("examples", "uniform"):
+            raise ValueError(f"weights must be 'examples' or 'uniform'; given {weights!r}.")
+        # By NumPy: the loop asks for one client at a time, which costs torch several times as much.
+        places = np.asarray(ids)
+        return np.ones_like(places) if weights == "uniform" else self.sizes.numpy()[places]
+
+    def _run(self, step: Step, message: Tree, key: Tensor) -> Iterator[Outcome]:
+        present = []
+        for client in self.ids.tolist():
+            if self.answers is None or self.answers(self.round, client):
+                present.append(client)
+            else:
+                self.ledger.dropped[client] = "no answer"
+        self.ledger.send(message, self.ids.tolist())
+        for outcome in self.carrier.run(step, message, present, key, training=True):
+            self.ledger.uplink += outcome.reply_bytes * len(outcome.ids)
+            for client, usable in zip(outcome.ids, outcome.usable.tolist(), strict=True):
+                if not usable:
+                    self.ledger.dropped[client] = "NaN or infinite values"
+            yield outcome
+
+    def _nobody(self) -> str:
+        if not len(self.ids):
+            return f"Nobody was drawn for round {self.round}."
+        reasons = sorted({self.ledger.dropped.get(i, "no answer") for i in self.ids.tolist()})
+        return f"No reply could be used in round {self.round}: {len(self.ids)} asked; {', '.join(reasons)}."
+
+
+def _usable(outcome: Outcome) -> tuple[Sequence[int], Tree]:
+    """The ids and the replies of those whose replies can be used."""
+    kept = outcome.usable.tolist()
+    if all(kept):
+        return outcome.ids, outcome.replies
+    return list(compress(outcome.ids, kept)), row(outcome.replies, outcome.usable)
+
+
+def _home(tree: Tree) -> Tree:
+    """The tree in the machine's memory, where the server works, wherever steps have computed."""
+    return tree_map(Tensor.cpu, tree)

@@ -1,0 +1,118 @@
+"""The loop: one client after another, or several at once on threads; the same bits either way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from archipel.algorithm import Algorithm, Step
+from archipel.core import keys
+from archipel.core.examples import ClientData
+from archipel.core.trees import Tree, decoded, deliver, nbytes, tree_map
+from archipel.data.federation import Federation
+from archipel.engines.carrier import Outcome, client_data, log, usable
+from archipel.engines.device import Setting
+from archipel.engines.threads import Threads
+from archipel.states.table import States
+
+Done = tuple[Tree, Outcome]
+"""A client's new state, and its outcome."""
+
+
+class Loop:
+    """Runs each client's step by itself.
+
+    Threads serve models whose operations are large (convolutions).
+
+    Args:
+        algorithm: whose steps are run.
+        federation: whose clients.
+        workers: threads. A model that draws by torch's own generator (dropout) runs on one.
+        states: where the clients' states are kept; default: in memory.
+        setting: where steps compute.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        federation: Federation,
+        workers: int = 1,
+        states: States | None = None,
+        setting: Setting | None = None,
+    ) -> None:
+        self.algorithm, self.federation, self.workers = algorithm, federation, workers
+        self.states = states or States(federation.sizes)
+        self.setting = setting or Setting()
+        self._seen: set[str] = set()
+        self._resident: dict[tuple[int, bool], ClientData] = {}
+        self._threads = Threads(algorithm, workers)
+
+    def describe(self) -> dict[str, Any]:
+        return {"engine": "loop", "workers": self.workers} | self.setting.describe() | self.states.describe()
+
+    def close(self) -> None:
+        self._threads.close()
+
+    def run(self, step: Step, message: Tree, ids: Sequence[int], key: Tensor, *, training: bool) -> Iterator[Outcome]:
+        rest, message = list(ids), self.setting.there(decoded(message))
+        if self.workers > 1 and rest and step.__qualname__ not in self._seen:
+            # The first client runs alone, to see whether the model draws by the generator that threads would share.
+            self._seen.add(step.__qualname__)
+            before = torch.random.get_rng_state()
+            done = self.one(step, message, rest[0], key, training)
+            if not torch.equal(before, torch.random.get_rng_state()):
+                log.warning(
+                    "%s draws by torch's own generator: one worker instead of %d.", step.__qualname__, self.workers
+                )
+                self.workers = 1
+                torch.random.set_rng_state(before)
+            else:
+                yield self.keep(done, training)
+                rest = rest[1:]
+        if self.workers == 1:
+            # All clients' keys at once, in a tenth of the time.
+            each = keys.fold(key, torch.tensor(rest, dtype=torch.int64, device="cpu"), "torch")
+            with keys.torch_generator(key):
+                for client, own in zip(rest, each.tolist(), strict=True):
+                    torch.default_generator.manual_seed(own)
+                    yield self.keep(self.one(step, message, client, key, training), training)
+        else:
+
+            def one(step: Step, client: int) -> Done:
+                return self.one(step, message, client, key, training)
+
+            for done in self._threads.map(one, step, rest):
+                yield self.keep(done, training)
+
+    def keep(self, done: Done, training: bool) -> Outcome:
+        """Keeps the new state of a usable outcome."""
+        state, outcome = done
+        if training and bool(outcome.usable):
+            self.states.put(outcome.ids[0], self.setting.back(state))
+        return outcome
+
+    def one(self, step: Step, message: Tree, client: int, key: Tensor, training: bool) -> Done:
+        """One client's step and what became of it; nothing is kept yet."""
+        state, reply = self.compute(step, message, client, key, training)
+        with torch.no_grad():
+            size, reply = nbytes(reply), tree_map(lambda t: t[None], decoded(reply))
+            return state, Outcome((client,), reply, usable((state, reply), 1), size)
+
+    def compute(self, step: Step, message: Tree, client: int, key: Tensor, training: bool) -> tuple[Tree, Tree]:
+        """The step's own result: the client's new state, and the reply as it was packed."""
+        with self.setting.inside():
+            given = self.states[client], deliver(message, client), keys.fold(key, client)
+            state, sent, own = given if self.setting.at_home else map(self.setting.there, given)
+            return step(state, sent, self._data(client, training), own)
+
+    def _data(self, client: int, training: bool) -> ClientData:
+        if self.setting.at_home:
+            return client_data(self.federation, client, training=training)
+        if (client, training) not in self._resident:
+            self._resident[client, training] = self.setting.there(
+                client_data(self.federation, client, training=training)
+            )
+        return self._resident[client, training]

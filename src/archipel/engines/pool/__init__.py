@@ -1,0 +1,1 @@
+"""A pool of worker processes that share memory with the run."""

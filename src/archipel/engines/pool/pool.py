@@ -1,0 +1,252 @@
+"""A crew of workers: who gets which task, and what happens when a worker ends or hangs."""
+
+from __future__ import annotations
+
+import heapq
+import multiprocessing
+import os
+import pickle
+import selectors
+import signal
+import time
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+
+from archipel.engines.carrier import log
+from archipel.engines.pool.memory import Memory
+from archipel.engines.pool.worker import Answer, Request
+
+AHEAD, SLOTS = 2, 3
+"""Tasks that a worker has at most, and with those that are done and wait for their turn."""
+TRIES = 3
+"""How often a task is begun; workers that end or hang each time end the run."""
+
+
+@dataclass(eq=False)
+class Worker:
+    """A worker as the crew sees it.
+
+    Args:
+        seat: its number.
+        process: of the system.
+        connection: to it.
+        slots: memory of tasks and answers.
+        free: slots without either.
+        tasks: those under way with their slots, the first at work.
+        since: when the first began.
+        told: the operation it was told last.
+    """
+
+    seat: int
+    process: BaseProcess
+    connection: Connection
+    slots: Sequence[Memory]
+    free: list[int] = field(default_factory=lambda: list(range(SLOTS)))
+    tasks: deque[tuple[int, int]] = field(default_factory=deque)
+    since: float = 0.0
+    told: Work | None = None
+
+
+@dataclass
+class Parcel:
+    """An answer that waits for its turn; its slot is free once it has been dealt with."""
+
+    memory: Memory
+    content: bytes
+    failed: bool
+    worker: Worker
+    slot: int
+
+
+@dataclass(eq=False)
+class Work:
+    """An operation as the crew sees it.
+
+    Args:
+        content: as it was put on the board.
+        count: of tasks.
+        pack: puts a task into a slot's memory.
+        name: of a task, for people.
+        seats: the number of the worker that each task must go to; default: whoever is free.
+    """
+
+    content: bytes
+    count: int
+    pack: Callable[[int, Memory], bytes]
+    name: Callable[[int], str]
+    seats: Sequence[int] | None = None
+    answers: dict[int, Parcel] = field(default_factory=dict)
+    deaths: Counter[int] = field(default_factory=Counter)
+    waiting: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.waiting = list(range(self.count))
+
+
+class Crew:
+    """Hands tasks to workers, and hears their answers.
+
+    Workers begin when there is work for them. One that ends, or doesn't answer for too long, is replaced, and its tasks
+    are done again.
+
+    Args:
+        count: of workers, at most.
+        start: starts the process of a worker.
+        patience: seconds that a task may take.
+        advice: what to do where workers are lost again and again.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        start: Callable[[int, Connection, Sequence[Memory]], BaseProcess],
+        patience: float,
+        advice: str,
+    ) -> None:
+        self.count, self.patience = count, patience
+        self.work: Work | None = None
+        self._start, self._advice = start, advice
+        self._workers: dict[int, Worker] = {}
+        self._selector = selectors.DefaultSelector()
+        weakref.finalize(self, _end, self._workers, self._selector, os.getpid())
+
+    def close(self) -> None:
+        """Ends all workers, whatever they do."""
+        self.work = None
+        _end(self._workers, self._selector, os.getpid())
+
+    def rest(self) -> None:
+        """Leaves the operation that was begun last, and waits until nobody works on it any more."""
+        self.work = None
+        while any(worker.tasks for worker in self._workers.values()):
+            self._listen()
+        for worker in self._workers.values():
+            worker.free = list(range(SLOTS))
+
+    def begin(self, work: Work) -> None:
+        self.work = work
+        self._hand_out(work)
+
+    def answer(self, work: Work, number: int) -> Parcel:
+        """The answer to a task.
+
+        Raises:
+            RuntimeError: workers end, or hang, again and again; or another operation was begun meanwhile.
+        """
+        while number not in work.answers:
+            if self.work is not work:
+                raise RuntimeError("Another operation was begun on these clients before this one was done.")
+            self._hand_out(work)
+            self._listen()
+        return work.answers.pop(number)
+
+    def done_with(self, work: Work, parcel: Parcel) -> None:
+        """Frees the memory of an answer, for the next task."""
+        if self.work is work:
+            parcel.worker.free.append(parcel.slot)
+            self._hand_out(work)
+
+    def _hand_out(self, work: Work) -> None:
+        while work.waiting:
+            worker = self._ready(None if work.seats is None else work.seats[work.waiting[0]] % self.count)
+            if worker is None:
+                return
+            number, slot = heapq.heappop(work.waiting), worker.free.pop()
+            task = work.pack(number, worker.slots[slot])
+            request = Request(number, slot, task, None if worker.told is work else work.content)
+            if not worker.tasks:
+                worker.since = time.monotonic()
+            worker.tasks.append((number, slot))
+            worker.told = work
+            # One that has ended meanwhile is heard of in its turn, after what it had to say.
+            with suppress(OSError):
+                worker.connection.send_bytes(pickle.dumps(tuple(request)))
+
+    def _ready(self, seat: int | None) -> Worker | None:
+        """Who can take a task: whoever has least to do, or a new one; where a seat is given, who sits there."""
+        workers = self._workers
+        if seat is not None:
+            there = [workers[seat] if seat in workers else self._hire(seat)]
+        elif len(workers) < self.count and all(worker.tasks for worker in workers.values()):
+            there = [self._hire(min(set(range(self.count)) - set(workers)))]
+        else:
+            there = list(workers.values())
+        able = [worker for worker in there if worker.free and len(worker.tasks) < AHEAD]
+        return min(able, key=lambda worker: len(worker.tasks), default=None)
+
+    def _hire(self, seat: int) -> Worker:
+        here, there = multiprocessing.Pipe()
+        slots = [Memory() for _ in range(SLOTS)]
+        worker = Worker(seat, self._start(seat, there, slots), here, slots)
+        there.close()
+        self._workers[seat] = worker
+        self._selector.register(here, selectors.EVENT_READ, worker)
+        return worker
+
+    def _listen(self) -> None:
+        """Waits until somebody answers, ends, or has had time enough."""
+        busy = [worker for worker in self._workers.values() if worker.tasks]
+        until = min(worker.since for worker in busy) + self.patience
+        heard = [key.data for key, _ in self._selector.select(max(0.0, until - time.monotonic()))]
+        for worker in heard:
+            self._hear(worker)
+        for worker in busy:
+            if worker not in heard and time.monotonic() - worker.since > self.patience:
+                worker.process.kill()
+                self._lost(worker, f"did not answer within {self.patience:g} seconds and was ended")
+
+    def _hear(self, worker: Worker) -> None:
+        try:
+            answer = Answer(*pickle.loads(worker.connection.recv_bytes()))
+        except (EOFError, OSError):
+            self._lost(worker)
+            return
+        number, slot = worker.tasks.popleft()
+        worker.since = time.monotonic()
+        if self.work is not None:
+            self.work.answers[number] = Parcel(worker.slots[slot], answer.content, answer.failed, worker, slot)
+
+    def _lost(self, worker: Worker, why: str = "") -> None:
+        worker.process.join(timeout=5)
+        why = why or _cause(worker.process.exitcode)
+        _end({worker.seat: self._workers.pop(worker.seat)}, self._selector, os.getpid())
+        work = self.work
+        if work is None or not worker.tasks:
+            log.warning("A worker process %s.", why)
+            return
+        # Only the first of its tasks was at work.
+        suspect = worker.tasks[0][0]
+        work.deaths[suspect] += 1
+        if work.deaths[suspect] == TRIES:
+            raise RuntimeError(
+                f"{TRIES} worker processes in a row were lost at {work.name(suspect)}; the last one {why}. "
+                f"{self._advice}"
+            )
+        log.warning("A worker process %s at %s; another one does it again.", why, work.name(suspect))
+        for number, _ in worker.tasks:
+            heapq.heappush(work.waiting, number)
+
+
+def _cause(code: int | None) -> str:
+    if code is None or code >= 0:
+        return f"ended with exit code {code}" if code else "ended"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    return f"was killed by {name}" + (", perhaps for want of memory" if name == "SIGKILL" else "")
+
+
+def _end(workers: dict[int, Worker], selector: selectors.BaseSelector, owner: int) -> None:
+    """Ends workers. They keep nothing, so nothing is lost."""
+    if os.getpid() != owner:  # a process that was forked off has these objects, too
+        return
+    for worker in workers.values():
+        worker.process.kill()
+        selector.unregister(worker.connection)
+        worker.connection.close()
+    for worker in workers.values():
+        worker.process.join()
+    workers.clear()

@@ -1,0 +1,195 @@
+"""Processes: steps on all cores, or on several GPUs, in workers that share memory with the run."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import pickle
+import signal
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from archipel.algorithm import Algorithm, Step
+from archipel.core.checks import above_zero, one_of, positive_int
+from archipel.core.trees import Tree, decoded, leaves, nbytes, tree_map
+from archipel.data.federation import Federation
+from archipel.engines.batched import Batched
+from archipel.engines.carrier import UNPICKLABLE, Outcome, log, not_sent
+from archipel.engines.device import Setting
+from archipel.engines.pool.memory import Memory
+from archipel.engines.pool.pool import Crew, Work
+from archipel.engines.pool.worker import Luggage, Operation, Part, known_to_all, serve, split_message
+from archipel.states.table import States
+
+Kernel = Literal["loop", "batched"]
+Start = Literal["fork", "spawn"]
+
+
+PARTS, LEAST = 16, 50
+"""Into how many batches a cohort is cut at most, and the least bound of their size: with smaller ones two workers gain
+less than it costs to call each operation more often."""
+MOST, BYTES = 8, 2**24
+"""Bounds of the clients in a task, and of what they send, where each is done by itself."""
+
+
+class Processes:
+    """Runs steps in worker processes, one client at a time in each, or a batch of clients.
+
+    Workers keep nothing: the client states stay here, and what a task needs is put into memory that both sides share.
+    So a worker that is killed or hangs costs only time: its tasks are done again by another. What is computed doesn't
+    depend on the number of workers; it has the bits of :class:`Loop`, or of :class:`Batched` with the same ``chunk``.
+
+    Where the system can, workers are forked off when they are first needed, and have the data that are here then; else
+    they are spawned, and are given algorithm and data through shared memory. With several GPUs each worker takes one.
+
+    Args:
+        algorithm: whose steps are run.
+        federation: whose clients.
+        workers: how many, at most; each computes on one thread.
+        kernel: how a worker carries out a step: ``"loop"`` or ``"batched"``.
+        chunk: clients a batch; default: as :class:`Batched` has it, or fewer, so that there is work for several
+            workers (from their number nothing is told).
+        states: where the clients' states are kept; default: in memory.
+        setting: where steps compute.
+        patience: seconds after which a worker that hasn't answered is replaced.
+        start: ``"fork"`` or ``"spawn"``; default: forks on Linux without GPUs.
+
+    Raises:
+        ValueError: a number of workers or another value that there can't be; an algorithm that can't be pickled, where
+            workers are spawned; or this process may not start others.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        federation: Federation,
+        workers: int,
+        kernel: Kernel = "loop",
+        chunk: int | None = None,
+        states: States | None = None,
+        setting: Setting | None = None,
+        *,
+        patience: float = 600.0,
+        start: Start | None = None,
+    ) -> None:
+        positive_int("Processes", workers=workers, chunk=1 if chunk is None else chunk)
+        above_zero("Processes", patience=patience)
+        one_of("Processes", "kernel", kernel, "loop", "batched")
+        if multiprocessing.current_process().daemon:
+            raise ValueError(
+                "This process may not start others: it is a daemon, as those of multiprocessing.Pool are. Take "
+                "engine='loop' or 'batched' here."
+            )
+        self.algorithm, self.federation, self.workers, self.kernel = algorithm, federation, workers, kernel
+        self.states = states or States(federation.sizes)
+        self._batched = Batched(algorithm, federation, chunk, states=self.states, setting=setting)
+        self._setting = self._batched.setting
+        # Threads of a GPU's runtime, and of torch's differentiation where there is one, don't survive a fork.
+        forks = sys.platform == "linux" and self._setting.at_home and not torch.accelerator.is_available()
+        self._context = multiprocessing.get_context(start or ("fork" if forks else "spawn"))
+        self._chunks: dict[str, int] = {}
+        self._names = {id(part): number for number, part in enumerate(known_to_all(algorithm, federation))}
+        self._board = Memory()
+        advice = "Where memory is short, take fewer workers; engine='loop' shows what the step does in this process."
+        if self._context.get_start_method() == "spawn":
+            advice += " Workers are spawned here: a script must start its runs under if __name__ == '__main__'."
+        self._crew = Crew(workers, self._start, patience, advice)
+        self._luggage = None if self._context.get_start_method() == "fork" else self._packed()
+
+    def describe(self) -> dict[str, Any]:
+        kernel = (self._batched if self.kernel == "batched" else self._batched.loop).describe()
+        chunk = {"chunk": dict(self._chunks)} if kernel["engine"] == "batched" and self._batched.chunk is None else {}
+        return kernel | {"engine": "processes", "kernel": kernel["engine"], "workers": self.workers} | chunk
+
+    def close(self) -> None:
+        self._crew.close()
+
+    def run(self, step: Step, message: Tree, ids: Sequence[int], key: Tensor, *, training: bool) -> Iterator[Outcome]:
+        together = self.kernel == "batched" and self._batched.ready(step, message, key, training)
+        kernel = self._batched if together else self._batched.loop
+        chunks = self._batches(step, message, ids) if together else self._groups(ids, message)
+        shared, own = split_message(decoded(message))
+        self._crew.rest()
+        try:
+            content, _ = self._board.dump(Operation(step, shared, key, training), self._names)
+        except UNPICKLABLE as error:
+            log.warning("%s can't be sent to workers, so it runs in this process: %s", step.__qualname__, error)
+            yield from kernel.run(step, message, ids, key, training=training)
+            return
+
+        def pack(number: int, memory: Memory) -> bytes:
+            chunk = chunks[number]
+            if together:
+                which = torch.tensor(chunk)
+                parts = [Part(chunk, self.states.read(which), [leaf.row(which) for leaf in own])]
+            else:
+                parts = [Part(client, self.states[client], [leaf.row(client) for leaf in own]) for client in chunk]
+            return memory.dump([tuple(part) for part in parts], self._names)[0]
+
+        work = Work(content, len(chunks), pack, lambda number: self._name(step, chunks[number]))
+        if not self._setting.at_home and not together:
+            work.seats = [client for (client,) in chunks]  # a client's data stay on one GPU
+        self._crew.begin(work)
+        for number in range(len(chunks)):
+            parcel = self._crew.answer(work, number)
+            if parcel.failed:
+                raise pickle.loads(parcel.content)
+            done, _ = parcel.memory.load(parcel.content)
+            outcomes = [_copied(kernel.keep(one, training)) for one in done]
+            self._crew.done_with(work, parcel)
+            yield from outcomes
+
+    def _batches(self, step: Step, message: Tree, ids: Sequence[int]) -> list[list[int]]:
+        """Clients that a worker does at once, which decides how sums are rounded: told from the cohort alone."""
+        chunks = self._batched.split(step, message, ids)
+        if self._batched.chunk is not None or not chunks:
+            return [chunk.tolist() for chunk in chunks]
+        size = min(len(chunks[0]), max(LEAST, math.ceil(len(ids) / PARTS)))
+        self._chunks[step.__qualname__] = size = math.ceil(len(ids) / math.ceil(len(ids) / size))
+        return [list(ids[start : start + size]) for start in range(0, len(ids), size)]
+
+    def _groups(self, ids: Sequence[int], message: Tree) -> list[list[int]]:
+        """Clients that a worker takes at a time, one after another: several where there are many and they are small."""
+        part = nbytes([leaf for leaf in leaves(message) if isinstance(leaf, Tensor)]) + self.states.bytes
+        size = max(1, min(MOST, len(ids) // (4 * self.workers), BYTES // (1 + part))) if self._setting.at_home else 1
+        return [list(ids[start : start + size]) for start in range(0, len(ids), size)]
+
+    def _name(self, step: Step, chunk: Sequence[int]) -> str:
+        names = [self.federation.clients[client].name for client in chunk]
+        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        return f"{step.__qualname__} for {shown}"
+
+    def _packed(self) -> Luggage:
+        try:
+            return Luggage.of(self._batched)
+        except UNPICKLABLE as error:
+            raise not_sent("Workers are spawned here and are sent the algorithm", self.algorithm, error) from error
+
+    def _start(self, seat: int, connection: Connection, slots: Sequence[Memory]) -> BaseProcess:
+        if self._luggage is None and self.kernel == "batched":
+            self._batched.gather()  # once, here, and not in each worker
+        arguments = (connection, self._board, slots, self._luggage or self._batched, seat)
+        process = self._context.Process(target=serve, args=arguments, daemon=True, name=f"archipel-{seat}")  # type: ignore[attr-defined]
+        with warnings.catch_warnings():
+            # Python warns of forks beside other threads. A worker uses none of what they might hold.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                process.start()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        started: BaseProcess = process
+        return started
+
+
+def _copied(outcome: Outcome) -> Outcome:
+    """The outcome in memory of its own."""
+    return replace(outcome, replies=tree_map(torch.clone, outcome.replies), usable=outcome.usable.clone())

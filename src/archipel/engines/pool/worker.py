@@ -1,0 +1,220 @@
+"""A worker: the process at the other end of a pipe that carries steps out for :class:`archipel.engines.Processes`."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from multiprocessing.connection import Connection, wait
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from archipel.algorithm import Algorithm, Step
+from archipel.core import keys
+from archipel.core.trees import PerClient, Tree, tree_map
+from archipel.data.federation import Federation
+from archipel.engines.batched import Batched
+from archipel.engines.device import Setting
+from archipel.engines.loop import Done
+from archipel.engines.pool.memory import Memory
+from archipel.states.table import States
+
+
+class Operation(NamedTuple):
+    """What all tasks of an operation have in common; the message has gaps where each client gets rows of its own."""
+
+    step: Step
+    message: Tree
+    key: Tensor
+    training: bool
+
+
+class Part(NamedTuple):
+    """Of a task: a client's number and state, or those of a batch, and the rows of what is ``PerClient``."""
+
+    which: int | list[int]
+    states: Tree
+    rows: list[Tree]
+
+
+class Request(NamedTuple):
+    """What goes through the pipe: bytes of a task, a list of parts, with its tensors in a slot's memory, and of an
+    operation that is new to the worker."""
+
+    number: int
+    slot: int
+    task: bytes
+    operation: bytes | None
+
+
+class Answer(NamedTuple):
+    """What comes back: new states and outcomes, whose tensors are in the slot's memory, or else an exception."""
+
+    number: int
+    failed: bool
+    content: bytes
+
+
+@dataclass(frozen=True)
+class Luggage:
+    """What a process that is spawned is given; one that is forked off has it already."""
+
+    memory: Memory
+    content: bytes
+
+    @classmethod
+    def of(cls, batched: Batched) -> Luggage:
+        memory = Memory()
+        content, _ = memory.dump((batched.algorithm, batched.federation, batched.setting))
+        return cls(memory, content)
+
+    def unpacked(self, seat: int) -> Batched:
+        (algorithm, federation, setting), _ = self.memory.load(self.content, private=True)
+        return Batched(algorithm, federation, setting=_seated(setting, seat))
+
+
+@dataclass(frozen=True)
+class _Given:
+    """In the place of all clients' states: those of the clients at work."""
+
+    states: Tree
+
+    def __getitem__(self, client: int) -> Tree:
+        return self.states
+
+    def read(self, clients: Tensor) -> Tree:
+        return self.states
+
+
+@dataclass(frozen=True)
+class _Own(PerClient):
+    """In the place of everybody's rows: those of the clients at work."""
+
+    def row(self, client: int | Tensor) -> Tree:
+        return self.table
+
+
+def split_message(message: Tree) -> tuple[Tree, list[PerClient]]:
+    """The message with gaps, and what belongs into them."""
+    own: list[PerClient] = []
+
+    def gap(leaf: Any) -> Any:
+        if not isinstance(leaf, PerClient):
+            return leaf
+        own.append(leaf)
+        return PerClient(())
+
+    return tree_map(gap, message), own
+
+
+def known_to_all(algorithm: Algorithm, federation: Federation) -> list[Any]:
+    """What both sides have, in the same order: the algorithm, its parts, and the federation."""
+    return [*_parts(algorithm), federation]
+
+
+def serve(
+    connection: Connection, board: Memory, slots: Sequence[Memory], kernels: Batched | Luggage, seat: int
+) -> None:
+    """Does what is asked until the connection closes, or the process that asks has ended.
+
+    Args:
+        connection: requests come, answers go.
+        board: where operations are.
+        slots: where tasks are, each with its answer behind it.
+        kernels: carry out the steps.
+        seat: the worker's number, which says what device it takes where there are several.
+    """
+    _settle()
+    batched = kernels.unpacked(seat) if isinstance(kernels, Luggage) else kernels
+    known = known_to_all(batched.algorithm, batched.federation)
+    operation: Operation | None = None
+    while True:
+        try:
+            request = Request(*pickle.loads(connection.recv_bytes()))
+        except (EOFError, OSError):
+            return
+        try:
+            if request.operation is not None:
+                operation, _ = board.load(request.operation, known)
+                assert operation is not None
+                operation = operation._replace(message=batched.setting.there(operation.message))
+            assert operation is not None
+            memory = slots[request.slot]
+            task, end = memory.load(request.task, known)
+            content, _ = memory.dump([_done(batched, operation, *part) for part in task], start=end)
+            answer = Answer(request.number, False, content)
+        except Exception as error:
+            answer = Answer(request.number, True, _pickled(error))
+        connection.send_bytes(pickle.dumps(tuple(answer)))
+
+
+def _done(batched: Batched, operation: Operation, which: int | list[int], states: Tree, rows: list[Tree]) -> Done:
+    step, message, key, training = operation
+    if rows:
+        own = iter(rows)
+        message = tree_map(lambda leaf: _Own(next(own)) if isinstance(leaf, PerClient) else leaf, message)
+    batched.states = batched.loop.states = cast(States, _Given(states))
+    if isinstance(which, list):
+        state, outcome = batched.one(step, message, torch.tensor(which), key, training)
+    else:
+        with keys.torch_generator(keys.fold(key, which, "torch")):
+            state, outcome = batched.loop.one(step, message, which, key, training)
+    return state if training else {}, outcome
+
+
+def _settle() -> None:
+    # Ctrl-C is heard by all processes of a terminal: whoever asks decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    torch.set_num_threads(1)
+    # What was there before stays where it is: a collection that looks at it would copy its pages.
+    gc.freeze()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+
+def _seated(setting: Setting, seat: int) -> Setting:
+    device = torch.device(setting.device)
+    if device.type != "cuda" or device.index is not None:
+        return setting
+    return replace(setting, device=f"cuda:{seat % torch.cuda.device_count()}")
+
+
+def _parts(value: Any) -> list[Any]:
+    found: list[Any] = []
+    if isinstance(value, nn.Module):
+        found.append(value)
+    elif is_dataclass(value) and not isinstance(value, type):
+        found += [value, *(part for field in fields(value) for part in _parts(getattr(value, field.name)))]
+    elif isinstance(value, list | tuple):
+        found += [part for item in value for part in _parts(item)]
+    elif isinstance(value, dict):
+        found += [part for item in value.values() for part in _parts(item)]
+    return found
+
+
+def _pickled(error: Exception) -> bytes:
+    """The error with its traceback's text; one of a type that can't be sent becomes a RuntimeError."""
+    text = "".join(traceback.format_exception(error))
+    try:
+        error.add_note(f"It was raised in a worker process:\n{text}")
+        content = pickle.dumps(error)
+        pickle.loads(content)
+    except Exception:
+        return pickle.dumps(RuntimeError(f"A step failed in a worker process:\n{text}"))
+    return content

@@ -1,0 +1,244 @@
+"""A grid of independent cells, run in parallel: what is done is kept, and the same call goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import shutil
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field, is_dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from archipel.experiments.grids.display import GridBar
+from archipel.experiments.grids.lock import alone
+from archipel.experiments.grids.workers import Event, in_processes, in_this_process
+from archipel.experiments.running import flat
+from archipel.fit import describe
+
+RESULT = "result.json"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One piece of work of a grid.
+
+    Args:
+        name: the cell's folder below the grid's, as in ``"fedavg/seed0"``; no two cells' folders lie in one another.
+        work: a top-level function of a module, ``(folder, **arguments)`` to a dict of JSON's types. What it keeps in
+            its folder is there again when it is gone on with after an interruption.
+        arguments: of JSON's types, paths or dataclasses; by them a cell knows its result again.
+        cost: how long it takes compared with other cells; the longest begin first.
+    """
+
+    name: str
+    work: Callable[..., dict[str, Any]]
+    arguments: dict[str, Any] = field(default_factory=dict)
+    cost: float = 1.0
+
+    def __post_init__(self) -> None:
+        parts = Path(self.name).parts
+        if not parts or ".." in parts or Path(self.name).is_absolute():
+            raise ValueError(
+                f"A cell's name is a folder below its grid's, such as 'fedavg/seed0'; given {self.name!r}."
+            )
+        if "<" in (where := getattr(self.work, "__qualname__", "<>")):
+            raise ValueError(
+                f"The work of cell {self.name} must be a function at a module's top level, which another process can "
+                f"import; given {where}."
+            )
+        if not self.cost > 0:
+            raise ValueError(f"The cost of cell {self.name} must be above 0; given {self.cost}.")
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Work and arguments in JSON's types."""
+        arguments = {name: _plain(value) for name, value in self.arguments.items()}
+        record = {"work": f"{self.work.__module__}.{self.work.__qualname__}", "arguments": arguments}
+        found: dict[str, Any] = json.loads(json.dumps(record))  # tuples become lists, as they will be read back
+        return found
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of work and arguments."""
+        return hashlib.sha256(json.dumps(self.record, sort_keys=True).encode()).hexdigest()
+
+
+class CellsFailed(ValueError):  # noqa: N818 (it is what happened)
+    """Some cells failed; all others are done.
+
+    Args:
+        results: of the cells that are done, by name.
+        messages: of those that failed, by name.
+    """
+
+    def __init__(self, results: dict[str, dict[str, Any]], messages: dict[str, str]) -> None:
+        self.results, self.messages = results, messages
+        lines = "\n".join(f"  {name}: {message}" for name, message in messages.items())
+        many = f"{len(messages)} of {len(messages) + len(results)} cells failed"
+        super().__init__(f"{many}; the others are done. The same command tries again.\n{lines}")
+
+
+def run_grid(
+    cells: Sequence[Cell],
+    folder: str | Path,
+    *,
+    workers: int | None = None,
+    fresh: bool = False,
+    console: Console | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Runs the cells that aren't done yet.
+
+    A cell's result is written as a whole to ``folder/name/result.json``, and what the cell prints goes to ``log.txt``
+    beside it. A cell that fails loses no other. Ctrl-C lets each running cell end its round, or whatever it does on an
+    interruption; a second one ends them at once.
+
+    Args:
+        cells: in the order of the results.
+        folder: of the grid.
+        workers: processes, with one torch thread each; 1: the cells run here, one after the other. Default: one a core.
+        fresh: run all of them anew, whatever is in their folders.
+        console: where progress is shown; default: the error stream.
+
+    Returns:
+        What each cell's work returned, by the cell's name.
+
+    Raises:
+        ValueError: a result in the folder was made with other arguments, names that don't go together, or another
+            command at work in the folder.
+        CellsFailed: a ValueError; all that could be done is done, and it holds the other cells' results.
+        KeyboardInterrupt: after Ctrl-C, with how many cells are done.
+
+    >>> import tempfile
+    >>> def square(folder, x):
+    ...     return {"square": x * x}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run_grid([Cell(f"x{x}", square, {"x": x}) for x in (2, 3)], folder, workers=1)
+    {'x2': {'square': 4}, 'x3': {'square': 9}}
+    """
+    place = Path(folder)
+    _check_names(cells)
+    if workers is not None and (isinstance(workers, bool) or workers < 1):
+        raise ValueError(f"workers must be a whole number of at least 1; given {workers!r}.")
+    if fresh:
+        with alone(place):
+            for cell in cells:
+                if (place / cell.name).exists():
+                    shutil.rmtree(place / cell.name)
+    records = _records(cells, place)
+    messages: dict[str, str] = {}
+    if len(records) < len(cells):
+        with alone(place):
+            messages = _complete(cells, place, workers, console)
+        records = _records(cells, place)
+    results = {cell.name: records[cell.name]["result"] for cell in cells if cell.name in records}
+    if messages:
+        raise CellsFailed(results, messages)
+    return results
+
+
+def _complete(cells: Sequence[Cell], place: Path, workers: int | None, console: Console | None) -> dict[str, str]:
+    """Does what isn't done; why each cell that failed did."""
+    records = _records(cells, place)  # another command may have done some before this one was alone
+    left = sorted((cell for cell in cells if cell.name not in records), key=lambda cell: -cell.cost)
+    count = min(workers or _cores(), max(len(left), 1))
+    events = _events(left, place, count)
+    costs = {cell.name: cell.cost for cell in cells}
+    seconds = {name: float(record["seconds"]) for name, record in records.items()}
+    messages: dict[str, str] = {}
+    with GridBar(costs, seconds, count, console or Console(stderr=True)) as bar:
+        try:
+            for event in events:
+                bar.update(event)
+                if event.kind in ("failed", "stopped"):
+                    messages[event.task] = event.message
+        except KeyboardInterrupt:
+            events.close()  # what runs may be done before it stops
+            raise KeyboardInterrupt(
+                f"Stopped: {len(_records(cells, place))} of {len(cells)} cells are done, in {place}. The same command "
+                "goes on; what running cells had saved is gone on with."
+            ) from None
+        finally:
+            events.close()
+    return messages
+
+
+def _records(cells: Sequence[Cell], place: Path) -> dict[str, dict[str, Any]]:
+    """Those of the cells that are done."""
+    return {cell.name: record for cell in cells if (record := _read(cell, place))}
+
+
+def perform(cell: Cell, folder: Path) -> float:
+    """Does a cell's work in its folder, writes its result, and returns the seconds it took."""
+    began = time.perf_counter()
+    result = cell.work(folder, **cell.arguments)
+    seconds = time.perf_counter() - began
+    record = {"fingerprint": cell.fingerprint, **cell.record, "seconds": float(f"{seconds:.4g}"), "result": result}
+    new = folder / f"{RESULT}.new"
+    new.write_text(json.dumps(record, indent=1) + "\n")
+    os.replace(new, folder / RESULT)  # whole or not at all
+    return seconds
+
+
+def _events(left: Sequence[Cell], place: Path, workers: int) -> Generator[Event]:
+    tasks = [(cell.name, (cell, place / cell.name)) for cell in left]
+    if workers > 1:
+        for cell in left:
+            _check_travels(cell)
+    return in_this_process(perform, tasks) if workers == 1 else in_processes(perform, tasks, workers)
+
+
+def _read(cell: Cell, place: Path) -> dict[str, Any] | None:
+    """A cell's record, or ``None`` if it isn't done."""
+    path = place / cell.name / RESULT
+    if not path.exists():
+        return None
+    try:
+        record: dict[str, Any] = json.loads(path.read_text())
+        there, here = flat(record["arguments"]), flat(cell.record["arguments"])
+        fingerprint, _, _ = record["fingerprint"], float(record["seconds"]), record["result"]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} isn't a cell's result: {error}. Remove it, or start anew with --fresh.") from None
+    if fingerprint == cell.fingerprint:
+        return record
+    differ = [key for key in there | here if there.get(key, "not set") != here.get(key, "not set")]
+    lines = [f"  {key}: {there.get(key, 'not set')} there, {here.get(key, 'not set')} now" for key in differ]
+    if not lines:
+        lines = [f"  made by {record.get('work')} there, by {cell.record['work']} now"]
+    raise ValueError(
+        f"{path} was made with other settings:\n" + "\n".join(lines) + "\nGive another folder with --out, or --fresh "
+        "to start anew in this one."
+    )
+
+
+def _check_names(cells: Sequence[Cell]) -> None:
+    folders = sorted(Path(cell.name).parts for cell in cells)
+    for one, other in pairwise(folders):
+        if other[: len(one)] == one:
+            raise ValueError(f"Cells need folders of their own; {'/'.join(one)} and {'/'.join(other)} don't have them.")
+
+
+def _check_travels(cell: Cell) -> None:
+    try:
+        pickle.dumps(cell)
+    except Exception as error:  # whatever an object raises that can't be pickled
+        raise ValueError(
+            f"Cell {cell.name} can't be sent to another process: {error}. Give its arguments as numbers, texts, lists, "
+            "dicts and paths, as by config.model_dump(mode='json')."
+        ) from error
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    return describe(value) if is_dataclass(value) else value
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

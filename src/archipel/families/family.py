@@ -1,0 +1,141 @@
+"""Families of curved exponential type: what federated EM needs to know of a latent-variable model.
+
+The complete-data density of an example y with latent z is exp(⟨s(y, z), φ(θ)⟩ − ψ(θ)) times what doesn't depend on θ.
+EM then never leaves the space of statistics [1]: with s̄_i(θ) = E[s(y_i, z) | y_i; θ] an iteration is
+
+    θ ← T(n⁻¹ Σ_i s̄_i(θ)),    T(s) = argmin_θ −⟨s, φ(θ)⟩ + ψ(θ) + R(θ),
+
+and it never raises the objective F(θ) = −n⁻¹ Σ_i log p(y_i; θ) + R(θ). Statistics are means over examples, so that the
+mean of clients' statistics, weighted by the examples they hold, is the statistics of the pooled data: nothing else is
+lost or approximated by federating. Penalties are per example: k pseudo-examples among n weigh k/n.
+
+[1] A. Dieuleveut, G. Fort, E. Moulines, G. Robin: Federated-EM with heterogeneity mitigation and variance reduction.
+NeurIPS 2021.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from archipel.core.trees import Tree, add, tree_map
+
+
+class Family(Protocol):
+    """A latent-variable model of curved exponential type; implementations are frozen dataclasses.
+
+    A batch is a tree of tensors with n rows: ``{"x": (n, d)}``, and ``{"y": (n,)}`` where the family regresses.
+    Parameters θ and statistics s are trees of float64 tensors.
+    """
+
+    def statistics(self, theta: Tree, batch: Tree, mask: Tensor) -> Tree:
+        """s̄(θ), the mean over the examples with a true ``mask``, ``(n,)``, of E[s(y, z) | y; θ]; zeros for none.
+
+        Works inside ``torch.func.vmap``, over clients and over parameters.
+        """
+
+    def maximise(self, s: Tree) -> Tree:
+        """T(s)."""
+
+    def log_likelihood(self, theta: Tree, batch: Tree) -> Tensor:
+        """log p(y; θ) of each example, ``(n,)``."""
+
+    def penalty(self, theta: Tree) -> Tensor:
+        """R(θ), shape ``()``."""
+
+    def project(self, s: Tree) -> tuple[Tree, Tensor]:
+        """Statistics in the domain of T, s itself where it lies there; and a bool of shape ``()``: was it outside."""
+
+    def sample(self, theta: Tree, n: int, key: Tensor) -> Tree:
+        """A batch of n examples, and their latents under ``"z"``."""
+
+    def parameters(self) -> int:
+        """The number of free parameters, for BIC and AIC."""
+
+    def posterior(self, theta: Tree, batch: Tree) -> Tensor:
+        """Mixtures: log-responsibilities, ``(n, K)``. Factor models: the means of the latents, ``(n, q)``."""
+
+    def check(self, batch: Tree) -> None:
+        """Raises ValueError for data that the family has no density for. Reads values, so not inside vmap."""
+
+
+def mean_in_pieces(total: Callable[[Tree, Tensor], Tree], batch: Tree, mask: Tensor, width: int) -> Tree:
+    """The mean of a statistic over examples, added up piece by piece.
+
+    Args:
+        total: ``(rows of the batch, (rows,) float64 weights 0 or 1) → Σ weight · statistic``.
+        batch: n rows.
+        mask: ``(n,)`` bool, the rows that count.
+        width: float64 numbers that ``total`` holds for each row; pieces are cut so that they stay in the cache.
+
+    >>> x = torch.arange(4.0, dtype=torch.float64)
+    >>> mask = torch.tensor([True, True, True, False])
+    >>> mean_in_pieces(lambda batch, weights: {"sum": weights @ batch["x"]}, {"x": x}, mask, width=1)
+    {'sum': tensor(1., dtype=torch.float64)}
+    """
+    rows = max(64, 2**18 // width)  # 2 MB: measured, half or twice as much costs little
+    found: Tree = None
+    for start in range(0, max(1, len(mask)), rows):
+        weights = mask[start : start + rows].to(torch.float64)
+        piece = total(tree_map(lambda t, start=start: t[start : start + rows], batch), weights)
+        found = piece if found is None else add(found, piece)
+    count = torch.clamp(mask.sum(), min=1)
+    return tree_map(lambda t: t / count, found)
+
+
+def rows_in_pieces(function: Callable[[Tree], Tensor], batch: Tree, width: int) -> Tensor:
+    """``function`` of the rows of a batch, ``(n, …)``, computed piece by piece as in :func:`mean_in_pieces`."""
+    rows, n = max(64, 2**18 // width), len(batch["x"])
+    starts = range(0, max(1, n), rows)
+    return torch.cat([function(tree_map(lambda t, start=start: t[start : start + rows], batch)) for start in starts])
+
+
+def from_centre(x: Tensor, centre: tuple[float, ...] | None) -> Tensor:
+    """x − c in float64."""
+    x = x.to(torch.float64)
+    return x if centre is None else x - torch.tensor(centre, dtype=torch.float64)
+
+
+def to_centre(x: Tensor, centre: tuple[float, ...] | None) -> Tensor:
+    """x + c."""
+    return x if centre is None else x + torch.tensor(centre, dtype=torch.float64)
+
+
+def check_centre(owner: str, centre: tuple[float, ...] | None, d: int) -> None:
+    """Raises ValueError for anything but None or a tuple of d finite numbers."""
+    if centre is None:
+        return
+    numbers = isinstance(centre, tuple) and all(isinstance(c, int | float) and math.isfinite(c) for c in centre)
+    if not numbers or len(centre) != d:
+        raise ValueError(f"{owner}'s centre must be a tuple of {d} finite numbers, one a dimension; given {centre!r}.")
+
+
+def check_table(owner: str, x: Tensor, dimension: int, missing: bool = False) -> None:
+    """Raises ValueError for anything but a table ``(n, d)`` of finite numbers, or with NaN where ``missing``."""
+    if x.dim() != 2 or x.shape[1] != dimension:
+        raise ValueError(f"{owner} is of dimension {dimension}, so x must be (n, {dimension}); given {tuple(x.shape)}.")
+    if torch.isinf(x).any():
+        raise ValueError(f"{owner}: x has infinite values, first in row {_first(torch.isinf(x))}. Remove or clip them.")
+    if not missing and torch.isnan(x).any():
+        raise ValueError(
+            f"{owner} has no missing values, but x has NaN, first in row {_first(torch.isnan(x))}. Leave those rows "
+            "out or impute them; FactorModel takes NaN as missing."
+        )
+
+
+def check_targets(owner: str, batch: Tree) -> None:
+    """Raises ValueError for targets that aren't one finite number an example."""
+    x, y = batch["x"], batch.get("y")
+    if y is None or y.shape != x.shape[:1]:
+        shape = "nothing" if y is None else tuple(y.shape)
+        raise ValueError(f"{owner} needs one target an example, y ({len(x)},); given {shape}.")
+    if not torch.isfinite(y).all():
+        raise ValueError(f"{owner}: y isn't finite, first in row {_first(~torch.isfinite(y))}. Leave those rows out.")
+
+
+def _first(where: Tensor) -> int:
+    return int(torch.nonzero(where)[0, 0])

@@ -1,0 +1,1 @@
+"""What clients learn and how: networks, criteria, tasks, local solvers."""

@@ -1,0 +1,52 @@
+"""Criteria: how outputs are scored against targets, and how they are reported."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own name for it)
+from torch import Tensor
+
+
+class Criterion(Protocol):
+    """How outputs are scored against a target, and how they are reported."""
+
+    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """``(n, K)`` outputs and n targets → ``(n,)`` losses."""
+
+    def report(self, outputs: Tensor) -> Tensor:
+        """What ``predict`` returns of the outputs."""
+
+    def mix(self, log_weights: Tensor, outputs: Tensor) -> Tensor:
+        """The same for a mixture: ``(n, C)`` log-weights of components with ``(n, C, K)`` outputs."""
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """−log softmax(outputs)_y; reports log-probabilities."""
+
+    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, y, reduction="none")
+
+    def report(self, outputs: Tensor) -> Tensor:
+        return F.log_softmax(outputs, dim=-1)
+
+    def mix(self, log_weights: Tensor, outputs: Tensor) -> Tensor:
+        return torch.logsumexp(log_weights[..., None] + F.log_softmax(outputs, dim=-1), dim=1)
+
+
+@dataclass(frozen=True)
+class SquaredError:
+    """½‖outputs − y‖², minus the log-density of a unit-variance normal up to a constant; reports the outputs."""
+
+    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        y = y[:, None] if y.dim() == 1 else y
+        return 0.5 * (outputs - y.to(outputs.dtype)).square().sum(-1)
+
+    def report(self, outputs: Tensor) -> Tensor:
+        return outputs
+
+    def mix(self, log_weights: Tensor, outputs: Tensor) -> Tensor:
+        return (log_weights.exp()[..., None] * outputs).sum(1)

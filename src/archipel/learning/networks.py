@@ -1,0 +1,268 @@
+"""Networks as functions of their parameters: one, C copies of one, and linear heads."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cached_property
+from typing import Any, Literal, TypeVar
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own name for it)
+from torch import Tensor, nn
+
+from archipel.core import keys
+from archipel.core.trees import Tree
+from archipel.data.inputs import Inputs
+from archipel.learning.compiling import Named, Watched, arranged, compiled, compiling
+from archipel.learning.pooling import pool_first
+
+T = TypeVar("T")
+Initial = Literal["keyed", "given"]
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """A module ``(n, *shape) → (n, features)`` as a function of parameters and raw inputs.
+
+    Inputs are normalised here, so that training, evaluation and serving can't differ. Parameters are trees by the
+    module's own names, nested at the dots.
+
+    Args:
+        module: any ``torch.nn.Module``.
+        inputs: how raw inputs are normalised; ``None``: they are used as they come.
+        initial: ``"keyed"`` draws fresh weights from the run's key through every submodule's ``reset_parameters``;
+            ``"given"`` starts from the weights the module has (pretrained ones, say).
+
+    Raises:
+        ValueError: a submodule owns parameters and has no ``reset_parameters``, with ``initial="keyed"``.
+        TypeError: the module is none.
+
+    >>> network = Network(nn.Linear(4, 2))
+    >>> params, buffers = network.init(keys.key(0))
+    >>> network(params, buffers, torch.zeros(3, 4))[0].shape
+    torch.Size([3, 2])
+    """
+
+    module: nn.Module
+    inputs: Inputs | None = None
+    initial: Initial = "keyed"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.module, nn.Module):
+            raise TypeError(f"A Network is made of a torch.nn.Module; given {self.module!r:.80}.")
+        if self.initial not in ("keyed", "given"):
+            raise ValueError(f"Network's initial must be 'keyed' or 'given'; given {self.initial!r}.")
+        if self.initial == "keyed":
+            for name, module in self.module.named_modules():
+                if any(True for _ in module.parameters(recurse=False)) and not hasattr(module, "reset_parameters"):
+                    raise ValueError(
+                        f"The submodule {name or 'at the root'} ({type(module).__name__}) has parameters "
+                        "of its own but no reset_parameters(), so it can't be drawn afresh from the run's seed. "
+                        "Give it one, or use initial='given' to start from the weights it has."
+                    )
+
+    def init(self, key: Tensor) -> tuple[Tree, Tree]:
+        """Parameters and buffers to start from."""
+        module = copy.deepcopy(self.module)
+        if self.initial == "keyed":
+            with keys.torch_generator(key):
+                for part in reversed(list(module.modules())):  # the whole has the last word
+                    if callable(reset := getattr(part, "reset_parameters", None)):
+                        reset()
+        params = {name: p.detach().clone() for name, p in module.named_parameters()}
+        buffers = {name: b.detach().clone() for name, b in module.named_buffers()}
+        return _nest(params), _nest(buffers)
+
+    def features(self) -> int:
+        """The width of the output, found by a dry run.
+
+        Raises:
+            ValueError: the network doesn't know its inputs, can't take them, or its output isn't ``(n, features)``.
+        """
+        if self.inputs is None:
+            raise ValueError("The network doesn't know the shape of its inputs: make it as Network(module, inputs).")
+        shape = self.inputs.shape
+        was = self.module.training
+        try:
+            with torch.no_grad():
+                out = torch.func.functional_call(self.module.eval(), {}, (torch.zeros(1, *shape),))
+        except RuntimeError as error:
+            raise ValueError(
+                f"{type(self.module).__name__} can't take the federation's examples, float32 of shape (n, *{shape}): "
+                f"{error}"
+            ) from error
+        finally:
+            self.module.train(was)
+        if not isinstance(out, Tensor) or out.dim() != 2:
+            found = tuple(out.shape) if isinstance(out, Tensor) else f"a {type(out).__name__}"
+            raise ValueError(f"The encoder must map (n, *{shape}) to (n, features); it gave {found} for n = 1.")
+        return int(out.shape[1])
+
+    def __call__(self, params: Tree, buffers: Tree, x: Tensor, train: bool = False) -> tuple[Tensor, Tree]:
+        """Outputs, and the buffers as they are afterwards (changed only by training: BatchNorm's statistics)."""
+        named, before = _unnest(params), _unnest(buffers)
+        x = self.inputs.normalise(x) if self.inputs is not None else x
+        if self._convolves:
+            x = arranged(x)
+        if self._carried_out.training is not train:
+            self._carried_out.train(train)
+        try:
+            if mode := compiling():
+                watched = {f"module.{name}": tensor for name, tensor in (named | before).items()}
+                out, after = compiled(mode, self._watched, watched, x)
+                kept = {name: after[f"module.{name}"] for name in before}
+            else:
+                out, kept = self._pass(named, {name: t.clone() if train else t for name, t in before.items()}, x)
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            raise ValueError(
+                "BatchNorm can't normalise a minibatch of one example, and a client has one, left over at the end of a "
+                "pass or all it holds. Change the solver's batch (None: all data in every step), leave out clients of "
+                "one example, or take GroupNorm."
+            ) from error
+        return out, _nest(kept) if train else buffers
+
+    def _pass(self, params: Named, buffers: Named, x: Tensor) -> tuple[Tensor, Named]:
+        """The output, and the buffers afterwards; what is given of them may change."""
+        named = params | buffers
+        own = []
+        try:
+            for store, key, name in self._places:
+                if name in named:
+                    own.append((store, key, store[key]))
+                    store[key] = named[name]
+            out = self._carried_out(x)
+            # Read back, since a module may put new buffers in place of those it was given.
+            if buffers:
+                buffers = buffers | {name: store[key] for store, key, name in self._places if name in buffers}
+            return out, buffers
+        finally:
+            for store, key, tensor in own:
+                store[key] = tensor
+
+    @cached_property
+    def _carried_out(self) -> nn.Module:
+        return pool_first(self.module)
+
+    @cached_property
+    def _convolves(self) -> bool:
+        """Whether the memory format of images matters: other layers would only have them copied back."""
+        return any(p.dim() == 4 for p in self.module.parameters())
+
+    @cached_property
+    def _watched(self) -> Watched:
+        return Watched(self._carried_out)
+
+    @cached_property
+    def _places(self) -> list[tuple[dict[str, Any], str, str]]:
+        """Where the module keeps its tensors: the dictionary, the key in it, and the name in a tree of parameters.
+
+        ``torch.func.functional_call`` looks for them anew on every call, which takes longer than a small model's work.
+        A tensor that lies in several places, as tied weights do, has one name.
+        """
+        names: dict[int, str] = {}
+        return [
+            (store, key, names.setdefault(id(tensor), f"{path}.{key}" if path else key))
+            for path, part in self._carried_out.named_modules()
+            for store in (part._parameters, part._buffers)
+            for key, tensor in store.items()
+            if tensor is not None
+        ]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy looks for the places in its own module.
+        own = ("_carried_out", "_watched", "_places")
+        return {name: value for name, value in self.__dict__.items() if name not in own}
+
+
+@dataclass(frozen=True, eq=False)
+class Copies:
+    """C encoders for C components: one shared by all, or independent copies of one network.
+
+    Args:
+        network: the encoder.
+        count: C.
+        shared: one set of parameters for all components, or one each.
+    """
+
+    network: Network
+    count: int
+    shared: bool
+
+    def init(self, key: Tensor) -> tuple[Tree, Tree]:
+        if self.shared:
+            return self.network.init(key)
+        drawn = [self.network.init(keys.fold(key, c)) for c in range(self.count)]
+        buffers = {str(c): buffers for c, (_, buffers) in enumerate(drawn) if buffers}
+        return {str(c): params for c, (params, _) in enumerate(drawn)}, buffers
+
+    def __call__(self, params: Tree, buffers: Tree, x: Tensor, train: bool = False) -> tuple[Tensor, Tree]:
+        """``(n, C, features)``, and the buffers afterwards."""
+        if self.shared:
+            z, buffers = self.network(params, buffers, x, train)
+            return z[:, None].expand(-1, self.count, -1), buffers
+        passes = {c: self.network(params[c], buffers.get(c, {}), x, train) for c in params}
+        after = {c: buffers for c, (_, buffers) in passes.items() if buffers}
+        return torch.stack([z for z, _ in passes.values()], dim=1), after
+
+
+def _nest(named: dict[str, Tensor]) -> Tree:
+    root: dict[str, Any] = {}
+    for path, value in named.items():
+        *parents, last = path.split(".")
+        node = root
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = value
+    return root
+
+
+def _unnest(tree: Tree, prefix: str = "") -> dict[str, Tensor]:
+    named: dict[str, Tensor] = {}
+    for name, child in tree.items():
+        path = f"{prefix}{name}"
+        named |= _unnest(child, path + ".") if isinstance(child, dict) else {path: child}
+    return named
+
+
+def linear_init(key: Tensor, outputs: int, features: int, dtype: torch.dtype = torch.float32) -> Tree:
+    """A linear head's parameters, uniform on ±1/√features as ``torch.nn.Linear`` draws them.
+
+    >>> {name: tuple(p.shape) for name, p in linear_init(keys.key(0), 3, 5).items()}
+    {'weight': (3, 5), 'bias': (3,)}
+    """
+    bound = features**-0.5
+    weight = keys.uniform(keys.fold(key, "weight"), outputs, features, dtype=dtype)
+    bias = keys.uniform(keys.fold(key, "bias"), outputs, dtype=dtype)
+    return {"weight": bound * (2 * weight - 1), "bias": bound * (2 * bias - 1)}
+
+
+def linear(head: Tree, z: Tensor) -> Tensor:
+    """``(n, features) → (n, outputs)``."""
+    return F.linear(z, head["weight"], head["bias"])
+
+
+def held(value: object, kind: type[T]) -> Iterator[T]:
+    """The objects of a kind that an algorithm holds, through its fields; one that is found isn't searched further.
+
+    >>> network = Network(nn.Linear(2, 2))
+    >>> [type(found).__name__ for found in held([network, 3], Network)]
+    ['Network']
+    """
+    if isinstance(value, kind):
+        yield value
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from held(getattr(value, field.name), kind)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from held(item, kind)
+
+
+def modules_of(value: object) -> Iterator[nn.Module]:
+    """The torch modules that an algorithm holds, with all their parts."""
+    for module in held(value, nn.Module):
+        yield from module.modules()

@@ -1,0 +1,138 @@
+"""Tasks: what is learnt, by parameters to start from and a loss for each example."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from archipel.core import keys
+from archipel.core.trees import Tree
+from archipel.data.inputs import Inputs
+from archipel.learning.criteria import Criterion, CrossEntropy, SquaredError
+from archipel.learning.networks import Initial, Network, linear, linear_init
+from archipel.learning.sgd import Batch
+
+
+class Task(Protocol):
+    """What an algorithm needs of a task: parameters to start from and a loss per example."""
+
+    def init(self, key: Tensor) -> Tree:
+        """Parameters, a tree; what stands under ``"buffers"`` isn't trained."""
+
+    def loss(self, params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
+        """``(B,)`` losses, and the buffers after this batch in training."""
+
+    def predict(self, params: Tree, x: Tensor) -> Tensor:
+        """Log-probabilities or values."""
+
+
+@dataclass(frozen=True, eq=False)
+class Supervised:
+    """An encoder, a linear head and a criterion, as :func:`classification` and :func:`regression` make them.
+
+    Parameters are ``{"encoder": …, "head": {"weight", "bias"}}``, and ``"buffers"`` where the encoder has some, so that
+    a method can share one part and keep another.
+
+    Args:
+        encoder: ``(n, *shape) → (n, features)``.
+        features: the encoder's output width.
+        outputs: K, the head's.
+        criterion: the loss.
+    """
+
+    encoder: Network
+    features: int
+    outputs: int
+    criterion: Criterion
+
+    def init(self, key: Tensor) -> Tree:
+        params, buffers = self.encoder.init(keys.fold(key, "encoder"))
+        head = linear_init(keys.fold(key, "head"), self.outputs, self.features)
+        return {"encoder": params, "head": head} | ({"buffers": buffers} if buffers else {})
+
+    def loss(self, params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
+        z, buffers = self.encoder(params["encoder"], params.get("buffers", {}), batch["x"], train=True)
+        return self.criterion.loss(linear(params["head"], z), batch["y"]), buffers
+
+    def predict(self, params: Tree, x: Tensor) -> Tensor:
+        z, _ = self.encoder(params["encoder"], params.get("buffers", {}), x)
+        return self.criterion.report(linear(params["head"], z))
+
+
+@dataclass(frozen=True, eq=False)
+class Whole:
+    """Any module with a per-example loss, taken as one piece: for methods that don't part encoder and head.
+
+    Parameters are ``{"module": …}``, and ``"buffers"`` where the module has some.
+
+    >>> task = Whole(Network(nn.Linear(4, 3)), CrossEntropy())
+    >>> task.predict(task.init(keys.key(0)), torch.zeros(2, 4)).exp().sum(1)
+    tensor([1., 1.])
+    """
+
+    module: Network
+    criterion: Criterion
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.module, Network):
+            raise TypeError(f"Whole takes a Network(module, federation.inputs); given a {type(self.module).__name__}.")
+
+    def init(self, key: Tensor) -> Tree:
+        params, buffers = self.module.init(keys.fold(key, "encoder"))
+        return {"module": params} | ({"buffers": buffers} if buffers else {})
+
+    def loss(self, params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
+        outputs, buffers = self.module(params["module"], params.get("buffers", {}), batch["x"], train=True)
+        return self.criterion.loss(outputs, batch["y"]), buffers
+
+    def predict(self, params: Tree, x: Tensor) -> Tensor:
+        return self.criterion.report(self.module(params["module"], params.get("buffers", {}), x)[0])
+
+
+class Described(Protocol):
+    """What a task must know of a federation; a trained run knows it too (:class:`archipel.runs.run.Facts`)."""
+
+    @property
+    def inputs(self) -> Inputs:
+        """How raw inputs are normalised."""
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """The classes' names; ``None`` for regression."""
+
+    @property
+    def outputs(self) -> int:
+        """K classes, or the number of targets of a regression."""
+
+
+def classification(encoder: nn.Module, federation: Described, *, initial: Initial = "keyed") -> Supervised:
+    """A classifier for a federation: the given encoder, and a linear head over its classes.
+
+    Args:
+        encoder: any module ``(n, *shape) → (n, features)``.
+        federation: says how inputs are normalised and how many classes there are.
+        initial: draw fresh weights from the run's key, or start from those the encoder has.
+
+    Raises:
+        ValueError: the federation's targets are not classes, or the encoder's output isn't ``(n, features)``.
+    """
+    if federation.classes is None:
+        raise ValueError(
+            "The federation's targets are numbers, no classes: use archipel.regression for it. If they mean classes, "
+            "give them to Federation.from_arrays as whole numbers or text, or name them by classes=[…]."
+        )
+    network = Network(encoder, federation.inputs, initial)
+    return Supervised(network, network.features(), federation.outputs, CrossEntropy())
+
+
+def regression(encoder: nn.Module, federation: Described, *, initial: Initial = "keyed") -> Supervised:
+    """A least-squares regression for a federation: the given encoder, and a linear head with one output a target.
+
+    Args and errors as for :func:`classification`.
+    """
+    if federation.classes is not None:
+        raise ValueError("The federation's targets are classes: use archipel.classification for it.")
+    network = Network(encoder, federation.inputs, initial)
+    return Supervised(network, network.features(), federation.outputs, SquaredError())

@@ -1,0 +1,1 @@
+"""Personal models between local optima and consensus."""

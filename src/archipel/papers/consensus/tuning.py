@@ -1,0 +1,276 @@
+"""``archipel bench consensus``: methods between training alone and consensus, tuned alike, on clients of three kinds.
+
+In two grids, each of cells that can be gone on with: first every method is tried at its rates and penalties, and judged
+on validation examples; then the best of each is run with several seeds and judged on test examples, which nothing was
+chosen by. Both train on the same training examples, divided by one fixed seed, so that nobody's test examples have been
+another's for choosing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from archipel.algorithm import DivergenceError
+from archipel.data.federation import Federation
+from archipel.experiments.building import federation_from
+from archipel.experiments.config import RunConfig, algorithm_from
+from archipel.experiments.grids.grid import Cell, run_grid
+from archipel.experiments.reading import validate
+from archipel.fit import fit
+from archipel.papers.consensus.entrants import ENTRANTS, Settings, listed
+from archipel.runs.run import Run
+
+
+@dataclass(frozen=True)
+class Islands:
+    """A data set by its own clients.
+
+    Args:
+        title: above its table.
+        data: its section of a configuration.
+        encoder: the network's.
+        clients: how many there are.
+        rounds: of a run.
+    """
+
+    title: str
+    data: Settings
+    encoder: Settings
+    clients: int
+    rounds: int
+
+    def first(self, clients: int) -> Islands:
+        """With the first clients only."""
+        if clients >= self.clients:
+            return self
+        return replace(self, data=self.data | {"limit": clients}, clients=clients)
+
+
+SPLIT: Settings = {"validation": 0.2, "test": 0.3, "seed": 0}
+ISLANDS: dict[str, Islands] = {
+    "hapt": Islands(
+        "HAPT: 30 people, 6 activities",
+        {"source": "hapt", **SPLIT},
+        {"name": "mlp", "features": 16, "options": {"hidden": [32]}},
+        clients=30,
+        rounds=20,
+    ),
+    "femnist": Islands(
+        "FEMNIST: the first 16 of 200 writers, 62 characters",
+        {"source": "femnist", "limit": 16, **SPLIT},
+        {"name": "mlp", "features": 32, "options": {"hidden": [64]}},
+        clients=16,
+        rounds=20,
+    ),
+    "heart-disease": Islands(
+        "Heart disease: 4 hospitals",
+        {"source": "heart-disease", "options": {"missing": "impute-median"}, **SPLIT},
+        # A linear map to a few features and a linear head: logistic regression, but for the features' normalisation.
+        {"name": "mlp", "features": 4, "options": {"hidden": []}},
+        clients=4,
+        rounds=30,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How thoroughly.
+
+    Args:
+        rates: learning rates of a method with a penalty.
+        penalties: its penalties; others try rates · penalties learning rates.
+        seeds: of the final runs.
+        rounds: of a run; ``None``: the data set's own.
+        clients: at most; the first.
+    """
+
+    rates: int = 3
+    penalties: int = 3
+    seeds: int = 3
+    rounds: int | None = None
+    clients: int | None = None
+
+
+FULL, FAST = Plan(), Plan(rates=1, penalties=2, seeds=1, rounds=5, clients=6)
+
+
+def configured(
+    islands: Islands, method: str, rate: float, penalty: float | None, seed: int, where: Settings
+) -> RunConfig:
+    """A run."""
+    return validate(
+        {
+            "name": method,
+            "seed": seed,
+            "rounds": islands.rounds,
+            "evaluate_every": None,
+            "data": islands.data | where,
+            "encoder": islands.encoder,
+            "algorithm": ENTRANTS[method].section(rate, penalty, islands.clients),
+        },
+        f"the settings of {method}",
+    )
+
+
+def for_choosing(federation: Federation) -> Federation:
+    """The same clients, whose validation examples stand where test examples do: to choose by an evaluation of them."""
+    clients = tuple(
+        replace(client, test=client.validation or client.test, validation=None, truth={})
+        for client in federation.clients
+    )
+    return replace(federation, clients=clients)
+
+
+@lru_cache(maxsize=3)
+def federation_of(settings: str) -> Federation:
+    """The data of a configuration, made once in a process."""
+    return federation_from(validate(json.loads(settings), "a cell"))
+
+
+def trained(config: Settings, choosing: bool) -> Run:
+    """A run of a configuration."""
+    run = validate(config, "a cell")
+    same = config | {"algorithm": {"name": "fedavg"}, "name": "data", "seed": 0, "rounds": 1}
+    federation = federation_of(json.dumps(same, sort_keys=True))
+    algorithm = algorithm_from(run, federation)
+    shown = for_choosing(federation) if choosing else federation
+    return fit(algorithm, shown, rounds=run.rounds, seed=run.seed, engine=run.engine, workers=1)
+
+
+def trial(folder: Path, config: Settings) -> dict[str, Any]:
+    """A cell of the first grid: the personal models' accuracy on validation examples, ``None`` where a run diverges."""
+    try:
+        return {"accuracy": trained(config, choosing=True).metrics["average_accuracy"]}
+    except DivergenceError as error:
+        return {"accuracy": None, "why": str(error)}
+
+
+def final(folder: Path, config: Settings) -> dict[str, Any]:
+    """A cell of the second: metrics on test examples, and bytes of all clients in all rounds."""
+    try:
+        run = trained(config, choosing=False)
+    except DivergenceError as error:
+        return {"metrics": {}, "why": str(error)}
+    traffic = {way: sum(record[way] for record in run.history) for way in ("uplink", "downlink")}
+    return {"metrics": run.metrics, **traffic}
+
+
+Trials = Mapping[tuple[float, float | None], float | None]
+Choice = tuple[float, float | None]
+
+
+def best(trials: Trials) -> Choice | None:
+    """The settings with the highest accuracy, the first of equals; ``None`` where all diverged.
+
+    >>> best({(0.1, None): 0.5, (0.3, None): 0.7, (0.5, None): None, (0.2, None): 0.7})
+    (0.3, None)
+    """
+    done = {settings: accuracy for settings, accuracy in trials.items() if accuracy is not None}
+    return max(done, key=lambda settings: done[settings]) if done else None
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was found on one data set.
+
+    Args:
+        islands: the data.
+        choices: learning rate and penalty of each method; ``None`` where it diverged at all of them.
+        runs: of each method, a seed after the other.
+    """
+
+    islands: Islands
+    choices: dict[str, Choice | None]
+    runs: dict[str, list[dict[str, Any]]]
+
+
+def consensus(
+    out: Path,
+    data: Sequence[str],
+    methods: Sequence[str],
+    plan: Plan,
+    *,
+    data_dir: Path | None = None,
+    workers: int | None = None,
+    fresh: bool = False,
+) -> dict[str, Result]:
+    """Tunes and runs all methods on all data.
+
+    Args:
+        out: the results' folder; what is done in it isn't done again.
+        data: names of :data:`ISLANDS`.
+        methods: names of :data:`archipel.papers.consensus.entrants.ENTRANTS`.
+        plan: how thoroughly.
+        data_dir: where files lie.
+        workers: processes; default: one a core.
+        fresh: start anew.
+    """
+    where: Settings = {} if data_dir is None else {"data_dir": str(data_dir)}
+    chosen = {name: sized(ISLANDS[name], plan) for name in data}
+    tries = {(name, method): ENTRANTS[method].trials(plan.rates, plan.penalties) for name in data for method in methods}
+
+    def cell(work: Any, place: str, name: str, method: str, settings: Choice, seed: int) -> Cell:
+        config = configured(chosen[name], method, *settings, seed, where).model_dump(mode="json")
+        return Cell(place, work, {"config": config}, cost=chosen[name].rounds * chosen[name].clients)
+
+    cells = [
+        cell(trial, f"{name}/{method}/{label(settings)}", name, method, settings, 0)
+        for (name, method), all_settings in tries.items()
+        for settings in all_settings
+    ]
+    tuning = run_grid(cells, out / "tuning", workers=workers, fresh=fresh)
+    choices = {
+        (name, method): best({s: tuning[f"{name}/{method}/{label(s)}"]["accuracy"] for s in all_settings})
+        for (name, method), all_settings in tries.items()
+    }
+    places = {
+        (name, method, seed): f"{name}/{method}/{label(settings)}/seed{seed}"
+        for (name, method), settings in choices.items()
+        if settings is not None
+        for seed in range(plan.seeds)
+    }
+    finals = [
+        cell(final, place, name, method, settings, seed)
+        for (name, method, seed), place in places.items()
+        if (settings := choices[name, method]) is not None
+    ]
+    found = run_grid(finals, out / "runs", workers=workers, fresh=fresh)
+    return {
+        name: Result(
+            chosen[name],
+            {method: choices[name, method] for method in methods},
+            {method: [found[p] for (n, m, _), p in places.items() if (n, m) == (name, method)] for method in methods},
+        )
+        for name in data
+    }
+
+
+def known(names: str) -> list[str]:
+    """Data sets by their names, separated by commas.
+
+    Raises:
+        ValueError: a name that isn't among them.
+    """
+    return listed(names, ISLANDS, "data set")
+
+
+def sized(islands: Islands, plan: Plan) -> Islands:
+    """The data as the plan wants them."""
+    few = islands if plan.clients is None else islands.first(plan.clients)
+    return few if plan.rounds is None else replace(few, rounds=plan.rounds)
+
+
+def label(settings: Choice) -> str:
+    """A folder's name.
+
+    >>> label((0.1, None)), label((0.1, 0.03))
+    ('lr0.1', 'lr0.1-0.03')
+    """
+    rate, penalty = settings
+    return f"lr{rate:g}" + (f"-{penalty:g}" if penalty is not None else "")

@@ -1,0 +1,1 @@
+"""Federated EM on clients that differ."""

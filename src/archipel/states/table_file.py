@@ -1,0 +1,126 @@
+"""The table of client states as one safetensors file: written and read a piece at a time, by any reader of the format.
+
+The file holds ``counts`` ``(m,)`` and ``written`` ``(m,)``, and of every leaf of the states under ``states/`` and its
+name a tensor with a row a client; those of per-example leaves, whose names end in ``!``, have a row an example, client
+after client. The header's metadata have the order of the entries. See :class:`archipel.states.table.States`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from archipel.states.storage import Column, Filed, Opened, Resident, Shapes, check_room, copy, laid_out, nbytes, starts
+from archipel.states.table import NOTHING, States, hollow
+
+TYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "C64": torch.complex64,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+NAMES = {dtype: name for name, dtype in TYPES.items()}
+BELOW = "states/"
+LONGEST = 100_000_000
+"""Bytes of a header, which the format bounds so."""
+
+
+def write_states(states: States, path: Path) -> None:
+    """Writes the table; of what is in memory only a piece at a time is copied, of what is on disk nothing, if possible.
+
+    Raises:
+        OSError: the disk hasn't the room, told before anything is written.
+        TypeError: a leaf of a type that the format hasn't got.
+    """
+    m, order = len(states), None if states.shapes is None else list(states.shapes)
+    shapes: Shapes = {"counts": ((m,), torch.int64), "written": ((m,), torch.bool)}
+    shapes |= {BELOW + name: shape for name, shape in states.whole.items()}
+    header = _header(shapes, {"order": json.dumps(order)})
+    check_room(path.parent, len(header) + nbytes(shapes), "Give fit a folder on a larger disk, or make room there.")
+    path.write_bytes(header)
+    file = Opened(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+    os.ftruncate(file.descriptor, len(header) + nbytes(shapes))
+    columns = {BELOW + name: column for name, column in states.columns.items()}
+    columns |= {"counts": Resident(states.counts), "written": Resident(states.written)}
+    for name, target in laid_out(file, shapes, len(header)).items():
+        copy(columns[name], target, *shapes[name])
+
+
+def read_states(path: Path) -> States:
+    """The table of a file, which stays open: states are read when they are asked for.
+
+    Raises:
+        ValueError: the file isn't whole, or no table of client states.
+        FileNotFoundError: there is none.
+    """
+    file = Opened(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    tensors, start = _read_header(file, path.name)
+    order = json.loads(tensors.pop("__metadata__")["order"])
+    shapes: Shapes = {name: (tuple(about["shape"]), TYPES[about["dtype"]]) for name, about in tensors.items()}
+    size = os.fstat(file.descriptor).st_size - start
+    columns: dict[str, Column] = {}
+    for name, (shape, dtype) in shapes.items():
+        first, last = tensors[name]["data_offsets"]
+        if not 0 <= first <= last <= size or last - first != prod(shape) * dtype.itemsize:
+            raise ValueError(f"{path.name} ends before {name} does, or has another shape of it.")
+        columns[name] = Filed(file, start + first, shape[1:], dtype)
+    m = max(shapes["written"][0], default=0)
+    if m < 1 or shapes.pop("counts") != ((m,), torch.int64) or shapes.pop("written") != ((m,), torch.bool):
+        raise ValueError(f"{path.name} doesn't say who its clients are.")
+    states = States(columns["counts"].read(slice(0, m)))
+    states.written = columns["written"].read(slice(0, m))
+    if order is not None:
+        states.shapes = {name: NOTHING if hollow(name) else _row(*shapes[BELOW + name]) for name in order}
+        states.columns = {name: columns[BELOW + name] for name in order if not hollow(name)}
+    if {BELOW + name: shape for name, shape in states.whole.items()} != shapes:
+        raise ValueError(f"{path.name} has tensors that aren't those of {m} clients.")
+    return states
+
+
+def _row(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[tuple[int, ...], torch.dtype]:
+    return shape[1:], dtype
+
+
+def _read_header(file: Opened, name: str) -> tuple[dict[str, Any], int]:
+    """The header, and where it ends."""
+    length = int.from_bytes(os.pread(file.descriptor, 8, 0), "little")
+    text = os.pread(file.descriptor, length, 8) if length <= LONGEST else b""
+    if not text or len(text) < length:
+        raise ValueError(f"{name} is no safetensors file, or was cut off.")
+    header: dict[str, Any] = json.loads(text)
+    return header, 8 + length
+
+
+def _header(shapes: Shapes, metadata: dict[str, str]) -> bytes:
+    """Its length, and the header, filled up with blanks so that the first tensor lies aligned."""
+    tensors: dict[str, Any] = {"__metadata__": metadata}
+    for name, start in starts(shapes).items():
+        shape, dtype = shapes[name]
+        if dtype not in NAMES:
+            shown = name.removeprefix(BELOW).rstrip("!")
+            raise TypeError(
+                f"A client's state holds {dtype} at {shown}, which a checkpoint can't: safetensors knows "
+                f"{', '.join(str(known).removeprefix('torch.') for known in NAMES)}."
+            )
+        size = prod(shape) * dtype.itemsize
+        tensors[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [start, start + size]}
+    text = json.dumps(tensors, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
