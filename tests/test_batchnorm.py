@@ -25,7 +25,7 @@ def statistics(buffers):
 
 
 def torch_model(task, params):
-    """torch's own module and head with these parameters."""
+    """Torch's own module and head with these parameters."""
     module = copy.deepcopy(task.encoder.module)
     head = nn.Linear(4, 3)
     with torch.no_grad():

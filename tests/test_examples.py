@@ -10,7 +10,7 @@ from archipel.core.examples import ClientData, Examples, draw_minibatches
 
 
 def examples(n, padded=None):
-    """n real rows that hold their own number, padded by −1."""
+    """N real rows that hold their own number, padded by −1."""
     rows = torch.full((padded or n,), -1)
     rows[:n] = torch.arange(n)
     return Examples({"x": rows}, torch.tensor(n), n)

@@ -111,7 +111,8 @@ class Clients(Protocol):
     @property
     def groups(self) -> Sequence[Clients]:
         """The edges of a hierarchy, each with those of its clients who take part; its ``everyone`` are all of them.
-        Empty where :func:`archipel.fit` was given no groups."""
+        Empty where :func:`archipel.fit` was given no groups.
+        """
 
     def only(self, ids: Tensor) -> Clients:
         """A handle on these clients alone."""
@@ -129,7 +130,8 @@ class Clients(Protocol):
         self, step: Step, message: Tree, key: Tensor, weights: Weights = "examples"
     ) -> tuple[Tree, float]:
         """The mean, and Σ w_i over those who answered / Σ w_i over all enrolled: for averages over everybody that are
-        kept up by the changes of those who took part (SCAFFOLD's |S|/N)."""
+        kept up by the changes of those who took part (SCAFFOLD's |S|/N).
+        """
 
     def apply(self, step: Step, message: Tree, key: Tensor) -> None:
         """Changes client state; nothing comes back."""

@@ -19,7 +19,8 @@ from archipel.learning.quadratic import Quadratic, quadratic_federation
 
 def limit(A, a, weights, lr, steps):
     """Where averaging ends. E full-batch steps take client k from θ to a + (I − ηA)^E (θ − a), so at the fixed point
-    Σ ρ N (θ − a) = 0 with N = I − (I − ηA)^E."""
+    Σ ρ N (θ − a) = 0 with N = I − (I − ηA)^E.
+    """
     A, a, weights = (np.asarray(values, dtype=float) for values in (A, a, weights))
     one = np.eye(A.shape[-1])
     N = np.stack([one - np.linalg.matrix_power(one - lr * matrix, steps) for matrix in A])

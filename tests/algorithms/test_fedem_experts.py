@@ -174,7 +174,8 @@ def test_a_regression_answers_by_the_mixtures_mean():
 
 def test_a_planted_mixture_is_found():
     """Two rules, opposite to each other, that clients follow in different proportions. What the data tell of a client
-    is how often it follows the first, π s + (1 − π)(1 − s) with experts that are sure of their rule by s."""
+    is how often it follows the first, π s + (1 − π)(1 − s) with experts that are sure of their rule by s.
+    """
     rng, shares, n = np.random.default_rng(0), (0.9, 0.5, 0.2), 300
     arrays, planted = [], []
     for share in shares:

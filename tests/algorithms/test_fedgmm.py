@@ -143,7 +143,8 @@ def test_the_servers_covariance_holds_the_scatter_between_clients():
 @pytest.mark.parametrize(("sizes", "rounds"), [((30, 50, 20), 1), ((100,), 6)])
 def test_gaussians_are_scikit_learns(sizes, rounds):
     """With predictions that say nothing: one iteration on any division, since all start from equal mixing weights, and
-    as many as you like of a single client."""
+    as many as you like of a single client.
+    """
     federation = tables(sizes)
     algorithm, normals = plain(federation, components=1), gaussians(seed=3)
     z = np.concatenate([inputs_of(federation, i)[0] for i in range(len(sizes))])

@@ -110,7 +110,8 @@ def test_what_is_personal_must_be_there_and_not_everything(uneven):
 
 class TestBatchNorm:
     """The body's statistics, under each of the three policies: a layer on the inputs themselves, whose pooled mean is 0
-    and variance 1 by the federation's normalisation, so that the right statistics are known."""
+    and variance 1 by the federation's normalisation, so that the right statistics are known.
+    """
 
     def run(self, uneven, policy, rounds=3):
         body = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4))

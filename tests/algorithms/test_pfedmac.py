@@ -76,7 +76,7 @@ def test_it_is_the_minimum_of_its_objective_found_by_brute_force():
     lam, gamma = 0.6, 1.0
 
     def inner(k, shared):
-        """min over ω, by coordinate descent on the exact one-dimensional minima."""
+        """Min over ω, by coordinate descent on the exact one-dimensional minima."""
         omega = np.zeros(3)
         for _ in range(30):
             for j in range(3):
@@ -122,7 +122,8 @@ def test_without_a_penalty_clients_train_alone():
 
 class TestThreeTiers:
     """min over θ of mean_e min_φ mean_{k∈e} F_k(φ) − λ_e ⟨φ, θ⟩ + λ_e/2 ‖θ‖². With quadratics ∇F_k(φ) = λ (B_k φ − a_k)
-    and B_k = I − λA_k⁻¹, so that an edge's φ = (λ mean B)⁻¹ (λ mean a + λ_e θ), and θ is the mean of the φ."""
+    and B_k = I − λA_k⁻¹, so that an edge's φ = (λ mean B)⁻¹ (λ mean a + λ_e θ), and θ is the mean of the φ.
+    """
 
     edges = ((0, 1, 2), (3,))
 

@@ -18,7 +18,8 @@ def scaffold(d=1, *, lr=0.1, steps=5, **settings):
 
 def shrinkage(A, lr, steps):
     """The spectral radius of a round on scalar clients, as a linear map of (θ, c_1, …, c_m) with all a_k = 0: a local
-    run ends at y_k = s_k + (1 − ηA_k)^K (θ − s_k), with s_k = (c_k − c)/A_k where its corrected gradient vanishes."""
+    run ends at y_k = s_k + (1 − ηA_k)^K (θ − s_k), with s_k = (c_k − c)/A_k where its corrected gradient vanishes.
+    """
     m, A = len(A), np.array(A)
     x, controls = np.eye(m + 1)[0], np.eye(m + 1)[1:]
     c = controls.mean(0)

@@ -104,7 +104,8 @@ class Meta(Setting):
 
 class Elsewhere(Batched):
     """Runs every step once more on torch's meta device, which computes nothing and refuses operations with tensors of
-    another device, as a GPU would."""
+    another device, as a GPU would.
+    """
 
     def __init__(self, algorithm, federation):
         super().__init__(algorithm, federation)

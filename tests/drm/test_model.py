@@ -146,7 +146,7 @@ def test_separate_populations_are_named_and_ridge_helps():
 
 
 def test_quadratic_features_make_the_ratio_of_normals():
-    """log N(x; μ, Σ) is a linear function of them: no residual."""
+    """Log N(x; μ, Σ) is a linear function of them: no residual."""
     x = torch.tensor(np.random.default_rng(0).normal(size=(30, 3)))
     covariance = torch.tensor([[2.0, 0.5, 0.1], [0.5, 1.0, 0.3], [0.1, 0.3, 0.7]], dtype=torch.float64)
     truth = torch.distributions.MultivariateNormal(torch.tensor([1.0, 0, -1], dtype=torch.float64), covariance)

@@ -42,7 +42,7 @@ def by_brute_force(g):
 
 
 def most_mass(g):
-    """max t subject to r_j ≥ t, Σ r = 1, Σ r g = 0: above 0 just if 0 is inside the convex hull."""
+    """Max t subject to r_j ≥ t, Σ r = 1, Σ r g = 0: above 0 just if 0 is inside the convex hull."""
     n, L = g.shape
     found = linprog(
         np.append(np.zeros(n), -1),
@@ -71,7 +71,7 @@ def test_weights_multipliers_and_value_are_those_of_the_constrained_maximum(solv
 @pytest.mark.parametrize("solve", SOLVERS)
 @pytest.mark.parametrize(("low", "high", "k"), [(0.5, 2.0, 2), (0.9, 10.0, 1), (0.01, 1.1, 7)])
 def test_two_values_of_one_ratio_have_a_closed_form(solve, low, high, k):
-    """k points have the ratio ``high``, 10 − k ``low``: their mass P solves P high + (1 − P) low = 1."""
+    """K points have the ratio ``high``, 10 − k ``low``: their mass P solves P high + (1 − P) low = 1."""
     a = torch.tensor([high] * k + [low] * (10 - k), dtype=torch.float64).log()[:, None]
     mass = (1 - low) / (high - low)
     expected = torch.tensor([mass / k] * k + [(1 - mass) / (10 - k)] * (10 - k), dtype=torch.float64)

@@ -22,7 +22,7 @@ def clients(d=2):
 
 
 def sample(truth, n, seed):
-    """n queries, clients drawn with ρ."""
+    """N queries, clients drawn with ρ."""
     rng = np.random.default_rng(seed)
     origin = torch.tensor(rng.choice(3, n, p=truth.rho.numpy()))
     return truth.means[origin, 0, 0] + torch.tensor(rng.normal(size=(n, 2))), origin

@@ -1,6 +1,7 @@
 """Compressed uplinks for any algorithm, with error feedback. F. Seide, H. Fu, J. Droppo, G. Li, D. Yu: 1-bit stochastic
 gradient descent and its application to data-parallel distributed training of speech DNNs. Interspeech 2014. S. U.
-Stich, J.-B. Cordonnier, M. Jaggi: Sparsified SGD with memory. NeurIPS 2018."""
+Stich, J.-B. Cordonnier, M. Jaggi: Sparsified SGD with memory. NeurIPS 2018.
+"""
 
 from __future__ import annotations
 
@@ -161,6 +162,6 @@ class Compressing(Algorithm):
         return size > 0 and self.uplink.bits(size, value.dtype) < size * value.element_size() * 8
 
     def _nothing_left_out(self, server: Tree) -> Tree:
-        """e = 0 for every tensor of the server's state that a client may have to send."""
+        """E = 0 for every tensor of the server's state that a client may have to send."""
         named = {name: value for name, value in flatten(server).items() if self.meant(name, value, {name: value})}
         return unflatten({name: torch.zeros_like(value) for name, value in named.items() if self.pays(value)})

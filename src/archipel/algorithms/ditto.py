@@ -1,5 +1,6 @@
 """Ditto. T. Li, S. Hu, A. Beirami, V. Smith: Ditto: fair and robust federated learning through personalization. ICML
-2021. Equation numbers are those of the page on personalised algorithms."""
+2021. Equation numbers are those of the page on personalised algorithms.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +114,7 @@ class Ditto(Algorithm):
         return {"inner": inner}, info
 
     def personalise(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """s steps on f_k + μ/2 ‖· − θ^(t)‖² from ω_k; nothing is sent."""
+        """S steps on f_k + μ/2 ‖· − θ^(t)‖² from ω_k; nothing is sent."""
         pull = proximal(self.penalty, message["centre"]) if self.penalty else None
         end = self.personal.minimise(
             self.task.loss, client["personal"], data.train, key, message["lr"], client.get("velocity"), pull

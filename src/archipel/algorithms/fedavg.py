@@ -1,5 +1,6 @@
 """FedAvg. B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Agüera y Arcas: Communication-efficient learning of deep
-networks from decentralized data. AISTATS 2017."""
+networks from decentralized data. AISTATS 2017.
+"""
 
 from __future__ import annotations
 

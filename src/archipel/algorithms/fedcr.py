@@ -1,6 +1,7 @@
 """FedCR. H. Zhang, C. Li, W. Dai, J. Zou, H. Xiong: FedCR: personalized federated learning based on across-client
 common representation with conditional mutual information regularization. ICML 2023. Equation numbers are those of the
-page on personalised algorithms."""
+page on personalised algorithms.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """FedDRM. Z. Wang, X. Zhang, X. Zhang, Y. Liu, Q. Zhang: Beyond aggregation: guiding clients in heterogeneous federated
-learning. ICLR 2026."""
+learning. ICLR 2026.
+"""
 
 from __future__ import annotations
 
@@ -166,6 +167,6 @@ class FedDRM(Algorithm):
 
 
 def _log_shares(server: Tree) -> Tensor:
-    """log ρ."""
+    """Log ρ."""
     sizes: Tensor = server["sizes"]
     return torch.log(sizes / sizes.sum())

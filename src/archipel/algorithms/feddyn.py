@@ -1,5 +1,6 @@
 """FedDyn. D. A. E. Acar, Y. Zhao, R. Matas Navarro, M. Mattina, P. N. Whatmough, V. Saligrama: Federated learning based
-on dynamic regularization. ICLR 2021. Equation numbers are those of the page on personalised algorithms."""
+on dynamic regularization. ICLR 2021. Equation numbers are those of the page on personalised algorithms.
+"""
 
 from __future__ import annotations
 

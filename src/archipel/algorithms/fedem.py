@@ -1,5 +1,6 @@
 """FedEM. A. Dieuleveut, G. Fort, E. Moulines, G. Robin: Federated-EM with heterogeneity mitigation and variance
-reduction. NeurIPS 2021. (The mixture of experts of O. Marfoq et al., which has the same name, is another method.)"""
+reduction. NeurIPS 2021. (The mixture of experts of O. Marfoq et al., which has the same name, is another method.)
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """FedEM with experts. O. Marfoq, G. Neglia, A. Bellet, L. Kameni, R. Vidal: Federated multi-task learning under a
-mixture of distributions. NeurIPS 2021. (The plain name is another method's here, that of A. Dieuleveut et al.)"""
+mixture of distributions. NeurIPS 2021. (The plain name is another method's here, that of A. Dieuleveut et al.)
+"""
 
 from __future__ import annotations
 

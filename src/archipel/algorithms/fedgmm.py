@@ -1,5 +1,6 @@
 """FedGMM. Y. Wu, S. Zhang, W. Yu, Y. Liu, Q. Gu, D. Zhou, H. Chen, W. Cheng: Personalized federated learning under
-mixture of distributions. ICML 2023."""
+mixture of distributions. ICML 2023.
+"""
 
 from __future__ import annotations
 
@@ -229,11 +230,11 @@ class FedGMM(Algorithm):
     # Prediction and routing
 
     def predict(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
-        """log Σ_b P_i(b|x) p(y|x; θ_b), P_i(b|x) ∝ Σ_a π_i(a, b) N(e(x); μ_a, Σ_a)."""
+        """Log Σ_b P_i(b|x) p(y|x; θ_b), P_i(b|x) ∝ Σ_a π_i(a, b) N(e(x); μ_a, Σ_a)."""
         return self.predict_embedded(server, client, self.embed(server, x))
 
     def embed(self, server: Tree, x: Tensor) -> Tree:
-        """log N(e(x); μ_a, Σ_a) and all experts' outputs; x, where clients normalise by statistics of their own."""
+        """Log N(e(x); μ_a, Σ_a) and all experts' outputs; x, where clients normalise by statistics of their own."""
         found = {"densities": log_normal(self._embed(server["embedding"], x), server["gaussians"])}
         if batchnorm.is_local(self.batch_norm, server["model"]):
             return found | {"x": x}

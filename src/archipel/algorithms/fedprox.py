@@ -1,5 +1,6 @@
 """FedProx. T. Li, A. K. Sahu, M. Zaheer, M. Sanjabi, A. Talwalkar, V. Smith: Federated optimization in heterogeneous
-networks. MLSys 2020."""
+networks. MLSys 2020.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """FedSplit. R. Pathak, M. J. Wainwright: FedSplit: an algorithmic framework for fast federated optimization. NeurIPS
-2020."""
+2020.
+"""
 
 from __future__ import annotations
 

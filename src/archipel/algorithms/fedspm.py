@@ -1,5 +1,6 @@
 """FedSPM. Z. Wang, P. Li, G. Yang, Q. Zhang: FedSPM: routing-enabled federated learning under dual heterogeneity via
-semiparametric mixture. arXiv 2607.04085, 2026. Equation numbers are the paper's."""
+semiparametric mixture. arXiv 2607.04085, 2026. Equation numbers are the paper's.
+"""
 
 from __future__ import annotations
 
@@ -253,7 +254,7 @@ class FedSPM(Algorithm):
     # The model
 
     def log_ratios(self, ratio: Tree, x: Tensor, train: bool = False) -> tuple[Tensor, Tree]:
-        """log dP_ic/dG(x) = γ_ic + ξ_icᵀ h_νc(x) (eq. 3) for all i and c, ``(n, m, C)``, and buffers."""
+        """Log dP_ic/dG(x) = γ_ic + ξ_icᵀ h_νc(x) (eq. 3) for all i and c, ``(n, m, C)``, and buffers."""
         h, buffers = self._h(ratio["encoder"], ratio.get("buffers", {}), x, train)
         return self._tilted(ratio, h), buffers
 
@@ -314,7 +315,8 @@ class FedSPM(Algorithm):
 
     def _drawn_by_both(self, examples: Examples, key: Tensor) -> Tensor:
         """The rows of this round's minibatches in both blocks: with one key both go through the same order, and one of
-        them further."""
+        them further.
+        """
         draws = [block.draws(examples, key).index.flatten() for block in (self.local, self.routing)]
         return min(draws, key=len)
 
@@ -345,5 +347,5 @@ def _part(params: Tree, buffers: Tree) -> Tree:
 
 
 def _log(tau: Tensor) -> Tensor:
-    """log τ, finite where a component has died: 1e-30 of an example is none, and 0 · (−∞) would be NaN."""
+    """Log τ, finite where a component has died: 1e-30 of an example is none, and 0 · (−∞) would be NaN."""
     return torch.log(torch.clamp(tau, min=1e-30))

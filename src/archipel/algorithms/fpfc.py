@@ -1,5 +1,6 @@
 """FPFC. X. Yu, Z. Liu, W. Wang, Y. Sun: Clustered federated learning based on nonconvex pairwise fusion. arXiv
-2211.04218. Equation numbers are those of the page on personalised algorithms, where it says so the paper's."""
+2211.04218. Equation numbers are those of the page on personalised algorithms, where it says so the paper's.
+"""
 
 from __future__ import annotations
 
@@ -183,7 +184,7 @@ class FPFC(Algorithm):
 
 
 def shrinkage(n: Tensor, penalty: float, xi: float, a: float, rho: float) -> Tensor:
-    """s with prox_{g/ρ}(δ) = s δ for differences of length n (eq. 6 of the paper).
+    """S with prox_{g/ρ}(δ) = s δ for differences of length n (eq. 6 of the paper).
 
     ξρ/(λ + ξρ) up to ξ + λ/ρ; 1 − λ/(ρn) up to λ + λ/ρ; max(0, 1 − aλ/((a − 1)ρn))/(1 − 1/((a − 1)ρ)) up to aλ; then 1.
 

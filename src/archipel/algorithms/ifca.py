@@ -1,5 +1,6 @@
 """IFCA. A. Ghosh, J. Chung, D. Yin, K. Ramchandran: An efficient framework for clustered federated learning. NeurIPS
-2020. The FedSPM paper lists it as ClusterFL."""
+2020. The FedSPM paper lists it as ClusterFL.
+"""
 
 from __future__ import annotations
 

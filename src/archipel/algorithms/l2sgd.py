@@ -1,5 +1,6 @@
 """L2SGD. F. Hanzely, P. Richtárik: Federated learning of a mixture of global and local models. arXiv 2002.05516, 2020.
-Equation numbers are those of the page on personalised algorithms."""
+Equation numbers are those of the page on personalised algorithms.
+"""
 
 from __future__ import annotations
 
@@ -122,7 +123,7 @@ class L2SGD(Algorithm):
         return client, {"model": batchnorm.send(self.batch_norm, client["model"]), "loss": loss}
 
     def approach(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """m steps towards a mean that they don't move: what is between it and the model shrinks m times."""
+        """M steps towards a mean that they don't move: what is between it and the model shrinks m times."""
         left = (1 - message["lr"] * message["share"]) ** message["steps"]
         nearer = tree_map(lambda p, c: c + left.to(p.dtype) * (p - c), trained(client["model"]), message["mean"])
         return client | {"model": client["model"] | nearer}, {}

@@ -1,5 +1,6 @@
 """PersonalFedEM: FedEM where everybody shares the components and each client has its own mixing weights. The steps and
-memories are those of A. Dieuleveut, G. Fort, E. Moulines, G. Robin (NeurIPS 2021), the model is ours."""
+memories are those of A. Dieuleveut, G. Fort, E. Moulines, G. Robin (NeurIPS 2021), the model is ours.
+"""
 
 from __future__ import annotations
 

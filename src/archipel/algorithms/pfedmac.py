@@ -1,6 +1,7 @@
 """pFedMac. Y. Li, X. Liu, X. Zhang, Y. Shao, Q. Wang, Y. Geng: Personalized federated learning via maximizing
 correlation with sparse and hierarchical extensions. arXiv 2107.05330, 2021. Equation numbers are those of the page on
-personalised algorithms."""
+personalised algorithms.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """ProxSkip, as Scaffnew in federated learning. K. Mishchenko, G. Malinovsky, S. Stich, P. Richtárik: ProxSkip: yes!
-Local gradient steps provably lead to communication acceleration! Finally! ICML 2022."""
+Local gradient steps provably lead to communication acceleration! Finally! ICML 2022.
+"""
 
 from __future__ import annotations
 

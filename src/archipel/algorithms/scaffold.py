@@ -1,5 +1,6 @@
 """SCAFFOLD. S. P. Karimireddy, S. Kale, M. Mohri, S. J. Reddi, S. U. Stich, A. T. Suresh: SCAFFOLD: stochastic
-controlled averaging for federated learning. ICML 2020. Equation numbers are the paper's."""
+controlled averaging for federated learning. ICML 2020. Equation numbers are the paper's.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """VR-FedEM. A. Dieuleveut, G. Fort, E. Moulines, G. Robin: Federated-EM with heterogeneity mitigation and variance
-reduction. NeurIPS 2021."""
+reduction. NeurIPS 2021.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Natural compression. S. Horváth, C.-Y. Ho, L. Horváth, A. N. Sahu, M. Canini, P. Richtárik: Natural compression for
-distributed deep learning. MSML 2022 (arXiv 1905.10988)."""
+distributed deep learning. MSML 2022 (arXiv 1905.10988).
+"""
 
 from __future__ import annotations
 

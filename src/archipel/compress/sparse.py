@@ -115,7 +115,7 @@ def _check(sparsifier: RandK | TopK) -> None:
 
 
 def _count(sparsifier: RandK | TopK, size: int) -> int:
-    """k for a vector of this size."""
+    """K for a vector of this size."""
     if sparsifier.fraction is not None:
         return max(1, round(sparsifier.fraction * size))
     assert sparsifier.k is not None

@@ -77,14 +77,14 @@ class GaussianMixture:
         return cls(rho, truth["weights"], truth["priors"], truth["means"], truth["shared"]["std"])
 
     def log_joint(self, x: Tensor) -> Tensor:
-        """log P(c, k | i) + log p(x | i, c, k): (n, d) to (n, m, C, K)."""
+        """Log P(c, k | i) + log p(x | i, c, k): (n, d) to (n, m, C, K)."""
         d = self.means.shape[-1]
         gap = (x.double()[:, None, None, None] - self.means) / self.std
         log_normal = -0.5 * gap.square().sum(-1) - d * (math.log(self.std) + 0.5 * math.log(2 * math.pi))
         return log_normal + self.weights.log()[..., None] + self.priors.log()
 
     def log_density(self, x: Tensor) -> Tensor:
-        """log p_i(x), (n, m). Differences are log density ratios."""
+        """Log p_i(x), (n, m). Differences are log density ratios."""
         return self.log_joint(x).flatten(2).logsumexp(2)
 
     def route(self, x: Tensor) -> Tensor:

@@ -79,7 +79,7 @@ class Witness:
         return client, {"tau": w.sum(0), "top": a.amax(0), "log_sum": torch.logsumexp(a, 0)}
 
     def mass(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """log Σ_j 1/Σ_l exp(offset_l + a_jl)."""
+        """Log Σ_j 1/Σ_l exp(offset_l + a_jl)."""
         a = self._ratios(client, message, data)
         mixed = torch.logsumexp(a + message["offset"], dim=1)
         return client, torch.logsumexp(torch.where(data.train.mask, -mixed, -torch.inf), 0)

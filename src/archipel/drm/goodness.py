@@ -31,7 +31,7 @@ class GoodnessOfFit:
 
 
 def distance(model: DensityRatioModel, values: Tensor) -> float:
-    """max over l and coordinates of √τ_l sup_t |F̂_l(t) − F̃_l(t)|, of the model's and the empirical distribution.
+    """Max over l and coordinates of √τ_l sup_t |F̂_l(t) − F̃_l(t)|, of the model's and the empirical distribution.
 
     Args:
         model: fitted.

@@ -163,11 +163,11 @@ class DensityRatioModel:
 
     @torch.no_grad()
     def log_ratios(self, x: Tensor) -> Tensor:
-        """log dP_l/dG(x) = γ_l + ξ_lᵀh(x), ``(n', L)`` float64."""
+        """Log dP_l/dG(x) = γ_l + ξ_lᵀh(x), ``(n', L)`` float64."""
         return self.gamma + self.basis(x).to(torch.float64) @ self.xi.T
 
     def route(self, x: Tensor, prior: Tensor | None = None) -> Tensor:
-        """log P(l|x) for each population, ``(n', L)``.
+        """Log P(l|x) for each population, ``(n', L)``.
 
         Args:
             x: ``(n', …)`` queries.

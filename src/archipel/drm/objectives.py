@@ -94,7 +94,7 @@ def responsibilities(log_ratios: Tensor, log_shares: Tensor) -> Tensor:
 
 
 def normalising(log_ratios: Tensor, tau: Tensor) -> Tensor:
-    """log Σ_j r_j with r_j = 1/Σ_l τ_l exp(a_jl): what must be added to every γ for the baseline to have mass one.
+    """Log Σ_j r_j with r_j = 1/Σ_l τ_l exp(a_jl): what must be added to every γ for the baseline to have mass one.
 
     The surrogate doesn't notice it, as it only sees differences between populations; eqs. (4) to (6) do. At a critical
     point of the surrogate, adding it gives one of Q₂ where λ_l = τ_l/n (App. C.5).

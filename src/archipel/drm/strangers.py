@@ -160,7 +160,7 @@ class Watch:
 
 
 def encoders(run: Run) -> Embed:
-    """z of a FedSPM run: the outputs of h and g, of all components if each has its own.
+    """Z of a FedSPM run: the outputs of h and g, of all components if each has its own.
 
     Raises:
         TypeError: another algorithm.

@@ -1,5 +1,6 @@
 """What the federated estimators share: settings, fitting from several starts, scores. For users:
-:mod:`archipel.em.estimators`."""
+:mod:`archipel.em.estimators`.
+"""
 
 from __future__ import annotations
 

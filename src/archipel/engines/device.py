@@ -1,5 +1,6 @@
 """On which device steps compute, how precisely, and how networks are carried out: a setting of the run, of which
-algorithms know nothing."""
+algorithms know nothing.
+"""
 
 from __future__ import annotations
 

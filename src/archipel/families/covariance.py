@@ -52,7 +52,7 @@ class Covariance(Protocol):
         """Gaps x − m, ``(K, n, d)``, in units of standard deviations: of covariance I."""
 
     def log_det_and_trace(self, covariance: Tensor, d: int) -> tuple[Tensor, Tensor]:
-        """log |Σ| and tr Σ⁻¹ of each component, ``(K,)`` or ``(1,)``."""
+        """Log |Σ| and tr Σ⁻¹ of each component, ``(K,)`` or ``(1,)``."""
 
     def colour(self, covariance: Tensor, noise: Tensor) -> Tensor:
         """``(n, d)`` of covariances Σ, one for each row, from standard normal noise."""
@@ -219,7 +219,7 @@ def symmetric(triangle: Tensor, d: int) -> Tensor:
 
 
 def quadratic_coefficients(d: int) -> Tensor:
-    """c with c·(packed(P) upper(x)) = −½ xᵀPx: −½ on the diagonal, −1 for the pairs beside it."""
+    """C with c·(packed(P) upper(x)) = −½ xᵀPx: −½ on the diagonal, −1 for the pairs beside it."""
     return packed(torch.eye(d, dtype=torch.float64)) / 2 - 1
 
 

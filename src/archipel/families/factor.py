@@ -183,7 +183,7 @@ class FactorModel:
         return rows_in_pieces(lambda piece: self._latent(theta, piece)[0], {"x": batch["x"]}, width)
 
     def impute(self, theta: Tree, batch: Tree) -> Tensor:
-        """x with E[x_j | what was observed] in the places of missing values, ``(n, d)`` float64."""
+        """X with E[x_j | what was observed] in the places of missing values, ``(n, d)`` float64."""
         x = batch["x"].to(torch.float64)
         expected = theta["mean"] + self.posterior(theta, batch) @ theta["loading"].T
         return torch.where(torch.isnan(x), expected, x)

@@ -42,7 +42,7 @@ class Family(Protocol):
         """T(s)."""
 
     def log_likelihood(self, theta: Tree, batch: Tree) -> Tensor:
-        """log p(y; θ) of each example, ``(n,)``."""
+        """Log p(y; θ) of each example, ``(n,)``."""
 
     def penalty(self, theta: Tree) -> Tensor:
         """R(θ), shape ``()``."""
@@ -95,13 +95,13 @@ def rows_in_pieces(function: Callable[[Tree], Tensor], batch: Tree, width: int) 
 
 
 def from_centre(x: Tensor, centre: tuple[float, ...] | None) -> Tensor:
-    """x − c in float64."""
+    """X − c in float64."""
     x = x.to(torch.float64)
     return x if centre is None else x - torch.tensor(centre, dtype=torch.float64)
 
 
 def to_centre(x: Tensor, centre: tuple[float, ...] | None) -> Tensor:
-    """x + c."""
+    """X + c."""
     return x if centre is None else x + torch.tensor(centre, dtype=torch.float64)
 
 

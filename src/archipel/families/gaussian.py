@@ -123,7 +123,7 @@ class GaussianMixture(Mixture):
     # Densities, by whitening: the accurate form
 
     def log_joint(self, theta: Tree, batch: Tree) -> Tensor:
-        """log π_k N(x; μ_k, Σ_k), ``(n, K)``."""
+        """Log π_k N(x; μ_k, Σ_k), ``(n, K)``."""
         K, d = self.components, self.dimension
         log_det, _ = self.kind.log_det_and_trace(theta["covariance"], d)
         constant = log(theta["weight"]) - (log_det + d * math.log(2 * math.pi)) / 2

@@ -40,7 +40,7 @@ class Mixture(ABC):
 
     @abstractmethod
     def log_joint(self, theta: Tree, batch: Tree) -> Tensor:
-        """log p(y, z = k; θ), ``(n, K)``."""
+        """Log p(y, z = k; θ), ``(n, K)``."""
 
     @abstractmethod
     def maximise(self, s: Tree) -> Tree:

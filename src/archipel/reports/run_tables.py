@@ -24,8 +24,7 @@ METRICS = {
 
 
 def percent(value: float | None) -> str:
-    """
-    >>> percent(0.8125), percent(None)
+    """>>> percent(0.8125), percent(None)
     ('81.2%', '–')
     """
     return "–" if value is None else f"{100 * value:.1f}%"

@@ -19,7 +19,7 @@ LEAST = 1e-6
 
 
 def log_normal(e: Tensor, normals: Tree) -> Tensor:
-    """log N(e; μ_a, Σ_a), ``(n, M)``, by Σ_a = L_a L_aᵀ.
+    """Log N(e; μ_a, Σ_a), ``(n, M)``, by Σ_a = L_a L_aᵀ.
 
     >>> standard = {"mean": torch.zeros(1, 2), "covariance": torch.eye(2)[None]}
     >>> log_normal(torch.tensor([[0.0, 0.0], [1.0, 1.0]]), standard) + math.log(2 * math.pi)

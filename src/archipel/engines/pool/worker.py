@@ -47,7 +47,8 @@ class Part(NamedTuple):
 
 class Request(NamedTuple):
     """What goes through the pipe: bytes of a task, a list of parts, with its tensors in a slot's memory, and of an
-    operation that is new to the worker."""
+    operation that is new to the worker.
+    """
 
     number: int
     slot: int

@@ -87,7 +87,7 @@ def ditto(rate: float, penalty: float, clients: int) -> Settings:
 
 
 def envelopes(name: str) -> Callable[[float, float, int], Settings]:
-    """pFedMe and pFedMac with one local round a round and ηλ = 1: θ ← mean of the personal models."""
+    """PFedMe and pFedMac with one local round a round and ηλ = 1: θ ← mean of the personal models."""
     return lambda rate, penalty, clients: {
         "name": name,
         "local": local(rate),

@@ -216,7 +216,7 @@ def hovering(penalty: float, rate: float) -> Points:
 
 
 def moreau(penalty: float) -> Points:
-    """pFedMe with one local round, exact proximal points and the best rate for the mean of the M_k."""
+    """PFedMe with one local round, exact proximal points and the best rate for the mean of the M_k."""
     M = np.linalg.eigvalsh(np.linalg.solve(CURVATURES + penalty * ONE, CURVATURES).mean(0))
     rate = 2 / float(penalty * (M.min() + M.max())) if penalty else 1.0
     me = PFedMe(Quadratic(2), exact(penalty), penalty=penalty, rate=rate, local_rounds=1)
@@ -255,7 +255,7 @@ def mixture(alpha: float, rounds: int | None = None) -> Points:
 
 
 def correlation(penalty: float) -> Points:
-    """pFedMac with one local round: θ ← mean ω, at ηλ = 1."""
+    """PFedMac with one local round: θ ← mean ω, at ηλ = 1."""
     rate = 1 / penalty if penalty else 1.0
     mac = PFedMac(Quadratic(2), exact(), penalty=penalty, rate=rate, local_rounds=1)
     return points(trained(mac, 20), "personal")

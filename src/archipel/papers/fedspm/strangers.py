@@ -72,7 +72,7 @@ def contenders(run: Run, watch: Watch) -> dict[str, Score]:
 
     @torch.no_grad()
     def log_weighted(x: Tensor) -> Tensor:
-        """log τ_ic + γ_ic + ξ_icᵀh(x), ``(n, m)`` over components summed."""
+        """Log τ_ic + γ_ic + ξ_icᵀh(x), ``(n, m)`` over components summed."""
         ratios = [algorithm.log_ratios(server["ratio"], piece)[0] for piece in x.split(PIECE)]
         return torch.logsumexp(torch.cat(ratios).double() + server["tau"].double().log(), dim=2)
 
