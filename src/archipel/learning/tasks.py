@@ -67,6 +67,7 @@ class Whole:
 
     Parameters are ``{"module": …}``, and ``"buffers"`` where the module has some.
 
+    >>> import torch
     >>> task = Whole(Network(nn.Linear(4, 3)), CrossEntropy())
     >>> task.predict(task.init(keys.key(0)), torch.zeros(2, 4)).exp().sum(1)
     tensor([1., 1.])
