@@ -316,43 +316,6 @@ def em(
     bench(out_dir, seeds, " ".join(["archipel", *sys.argv[1:]]), workers=workers, fresh=fresh, console=out)
 
 
-@app.command()
-def speed(
-    fast: Annotated[
-        bool, typer.Option("--fast", help="Fewer workloads, contenders and turns: some five minutes.")
-    ] = False,
-    only: Annotated[
-        str | None, typer.Option(help="Some workloads, as in W1,W2,growth; default: all.", show_default=False)
-    ] = None,
-    peers: Annotated[
-        Path | None,
-        typer.Option(
-            help="A folder of virtual environments named pfl, fedjax, flwr, fluke, blazefl; default: $ARCHIPEL_PEERS.",
-            envvar="ARCHIPEL_PEERS",
-            show_default=False,
-        ),
-    ] = None,
-    peer_python: Annotated[
-        list[str] | None,
-        typer.Option("--peer-python", help="A peer's interpreter, as in pfl=/path/to/python.", show_default=False),
-    ] = None,
-    out_dir: Annotated[Path, typer.Option("--out", help="The results' folder.")] = Path("results/speed"),
-    data_dir: DataDir = None,
-) -> None:
-    """Seconds a round beside bare loops and other simulators, in turns on an idle machine. Half an hour."""
-    from speed import plan as speed_plan
-    from speed.measure import interpreters
-    from speed.report import bench
-
-    logging.getLogger("archipel").setLevel(logging.INFO)
-    pairs = [pair.partition("=") for pair in peer_python or []]
-    if wrong := [name for name, sign, _ in pairs if not sign]:
-        raise ValueError(f"--peer-python takes NAME=PATH, as in pfl=/path/to/python; given {wrong[0]!r}.")
-    found = interpreters(peers, {name: path for name, _, path in pairs})
-    plan = (speed_plan.fast if fast else speed_plan.full)(None if only is None else only.split(","))
-    bench(out_dir, plan, " ".join(["archipel", *sys.argv[1:]]), found, data_dir=data_dir, console=out)
-
-
 def _for(settings: dict[str, Any], rounds: int | None) -> dict[str, Any]:
     """Settings with other rounds, where that was asked for."""
     if rounds is None:
