@@ -1,5 +1,5 @@
 """Federated EM for statisticians: starts, estimators in scikit-learn's manner, selection of models, reports."""
 
-from archipel.em.starts import KMeansPlusPlus, RandomResponsibilities
+from archipel.core.lazy import export
 
-__all__ = ["KMeansPlusPlus", "RandomResponsibilities"]
+export(__name__)

@@ -114,7 +114,7 @@ class MethodSection(Section):
 
 KINDS: dict[str, type[Any]] = {
     name.lower(): kind
-    for name in algorithms.__all__
+    for name in algorithms.__all__  # type: ignore[attr-defined]
     if isinstance(kind := getattr(algorithms, name), type)
     and issubclass(kind, Algorithm)
     and "family" not in get_type_hints(kind)

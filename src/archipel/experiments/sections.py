@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import nn
 
-from archipel.compress import COMPRESSORS
 from archipel.compress.compressor import Compressor
+from archipel.compress.registry import COMPRESSORS
 from archipel.core.sampling import Cohort, Full, Sample
 from archipel.data.arrays import Kind
 from archipel.data.partitions.by_name import check_partition

@@ -8,7 +8,7 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from archipel.compress import COMPRESSORS
+from archipel.compress.registry import COMPRESSORS
 from archipel.core.trees import Compressed, Tree, flatten, map_named, unflatten
 
 

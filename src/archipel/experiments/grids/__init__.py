@@ -1,5 +1,5 @@
 """Benchmarks: a grid of runs that can be stopped and gone on with, and the papers' tables and figures made from it."""
 
-from archipel.experiments.grids.grid import Cell, CellsFailed, run_grid
+from archipel.core.lazy import export
 
-__all__ = ["Cell", "CellsFailed", "run_grid"]
+export(__name__)

@@ -23,7 +23,7 @@ import torch
 from archipel.algorithms.fedem import FedEM
 from archipel.algorithms.parts import mean_field
 from archipel.algorithms.vrfedem import VRFedEM
-from archipel.compress import COMPRESSORS
+from archipel.compress.registry import COMPRESSORS
 from archipel.core.trees import Tree, dot
 from archipel.data.federation import Client, Federation
 from archipel.data.inputs import Inputs

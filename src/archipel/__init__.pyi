@@ -1,0 +1,42 @@
+from archipel.algorithm import Adapts as Adapts
+from archipel.algorithm import Algorithm as Algorithm
+from archipel.algorithm import Clients as Clients
+from archipel.algorithm import DivergenceError as DivergenceError
+from archipel.algorithm import Embeds as Embeds
+from archipel.algorithm import NoReplyError as NoReplyError
+from archipel.algorithm import Personalises as Personalises
+from archipel.algorithm import Predicts as Predicts
+from archipel.algorithm import PredictsGlobally as PredictsGlobally
+from archipel.algorithm import Replies as Replies
+from archipel.algorithm import Routes as Routes
+from archipel.algorithm import RoutesEmbedded as RoutesEmbedded
+from archipel.algorithm import Step as Step
+from archipel.algorithms import *
+from archipel.core.examples import ClientData as ClientData
+from archipel.core.examples import Examples as Examples
+from archipel.core.sampling import Bernoulli as Bernoulli
+from archipel.core.sampling import Full as Full
+from archipel.core.sampling import Sample as Sample
+from archipel.core.trees import PerClient as PerClient
+from archipel.core.trees import PerExample as PerExample
+from archipel.data.federation import Federation as Federation
+from archipel.drm.refit import refitted as refitted
+from archipel.drm.strangers import Watch as Watch
+from archipel.experiments.loading import load as load
+from archipel.fit import Moment as Moment
+from archipel.fit import fit as fit
+from archipel.learning.criteria import CrossEntropy as CrossEntropy
+from archipel.learning.criteria import SquaredError as SquaredError
+from archipel.learning.networks import Network as Network
+from archipel.learning.sgd import SGD as SGD
+from archipel.learning.tasks import Supervised as Supervised
+from archipel.learning.tasks import Whole as Whole
+from archipel.learning.tasks import classification as classification
+from archipel.learning.tasks import regression as regression
+from archipel.runs.evaluate import Evaluation as Evaluation
+from archipel.runs.evaluate import evaluate as evaluate
+from archipel.runs.run import Prediction as Prediction
+from archipel.runs.run import Routing as Routing
+from archipel.runs.run import Run as Run
+
+__version__: str

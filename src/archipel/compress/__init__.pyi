@@ -1,0 +1,9 @@
+from archipel.compress.compressor import Compressor as Compressor
+from archipel.compress.compressor import Identity as Identity
+from archipel.compress.dithering import QSGD as QSGD
+from archipel.compress.dithering import BlockQuantisation as BlockQuantisation
+from archipel.compress.dithering import Dithering as Dithering
+from archipel.compress.natural import Natural as Natural
+from archipel.compress.registry import COMPRESSORS as COMPRESSORS
+from archipel.compress.sparse import RandK as RandK
+from archipel.compress.sparse import TopK as TopK

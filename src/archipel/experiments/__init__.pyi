@@ -1,0 +1,11 @@
+from archipel.experiments.building import build as build
+from archipel.experiments.building import federation_from as federation_from
+from archipel.experiments.config import RunConfig as RunConfig
+from archipel.experiments.config import algorithm_from as algorithm_from
+from archipel.experiments.loading import load as load
+from archipel.experiments.oracle import oracle_of as oracle_of
+from archipel.experiments.presets import PRESETS as PRESETS
+from archipel.experiments.reading import read_config as read_config
+from archipel.experiments.reading import to_yaml as to_yaml
+from archipel.experiments.running import reevaluate as reevaluate
+from archipel.experiments.running import train as train

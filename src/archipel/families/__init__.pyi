@@ -1,0 +1,10 @@
+from archipel.families.discrete import BernoulliMixture as BernoulliMixture
+from archipel.families.discrete import CategoricalMixture as CategoricalMixture
+from archipel.families.discrete import PoissonMixture as PoissonMixture
+from archipel.families.factor import FactorModel as FactorModel
+from archipel.families.family import Family as Family
+from archipel.families.gaussian import GaussianMixture as GaussianMixture
+from archipel.families.mixture import Mixture as Mixture
+from archipel.families.regression import RegressionMixture as RegressionMixture
+from archipel.families.shrinkage import InverseWishart as InverseWishart
+from archipel.families.shrinkage import Ridge as Ridge
