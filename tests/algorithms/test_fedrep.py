@@ -119,7 +119,7 @@ def test_a_head_never_leaves_its_client(uneven):
 def test_what_cant_be_is_refused(uneven):
     task, step = classification(nn.Linear(3, 4), uneven), SGD(steps=1)
     for personal in (("heads",), (), ("encoder", "head"), ("head", "tail")):
-        with pytest.raises(ValueError, match=r"FedRep's personal must name some .* encoder, head, and leave some"):
+        with pytest.raises(ValueError, match=r"FedRep must keep some .* encoder, head, .*and leave some"):
             fit(FedRep(task, step, step, personal=personal), uneven, rounds=1)
     with pytest.raises(TypeError, match=r"FedRep's head is the solver of the heads.*given a str.*said by personal"):
         FedRep(task, step, "head")

@@ -6,21 +6,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from archipel.algorithm import Algorithm, Clients, Info, Weights
-from archipel.algorithms.parts import shared_model as averaging
+from archipel.algorithms.parts.shared_model import SharedModel
 from archipel.core import checks
-from archipel.core.examples import ClientData
 from archipel.core.trees import Tree
-from archipel.learning import batch_norm as batchnorm
-from archipel.learning.batch_norm import BatchNorm
-from archipel.learning.sgd import SGD, proximal
-from archipel.learning.tasks import Task
+from archipel.learning.sgd import Shift, proximal
 
 
 @dataclass(frozen=True, eq=False)
-class FedProx(Algorithm):
+class FedProx(SharedModel):
     """Federated averaging whose clients are held near the shared model by a proximal term.
 
     Client k minimises f_k(θ_k) + μ/2 ‖θ_k − θ^(t)‖² from θ^(t) by local SGD (the paper's eq. 2 and Algorithm 2), with
@@ -47,43 +40,12 @@ class FedProx(Algorithm):
     tensor([0.6667], dtype=torch.float64)
     """
 
-    task: Task
-    local: SGD
     penalty: float = 0.1
-    weights: Weights = "examples"
-    batch_norm: BatchNorm = "share"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         checks.at_least_zero("FedProx", penalty=self.penalty)
-        batchnorm.check(self.batch_norm)
 
-    def init_server(self, clients: Clients, key: Tensor) -> Tree:
-        return {"model": self.task.init(key)}
-
-    def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
-        return averaging.enrol(self, message["server"]["model"])
-
-    def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
-        message = averaging.broadcast(self, server["model"], clients)
-        mean = clients.mean(self.train, message, key, self.weights)
-        model = averaging.refreshed(self, server["model"] | mean["model"], clients, key)
-        return {"model": model}, {"loss": mean["loss"]}
-
-    def train(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """Local SGD on f_k + μ/2 ‖· − θ^(t)‖² from θ^(t)."""
-        pull = proximal(self.penalty, message["model"]) if self.penalty else None
-        client, end = averaging.train(self, client, message, data, key, pull)
-        return client, {"model": batchnorm.send(self.batch_norm, end.params), "loss": end.loss}
-
-    def statistics(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """BatchNorm's statistics of the averaged model on the client's training data."""
-        return client, batchnorm.recompute(self.task.loss, self.task, message["model"], data.train)
-
-    def predict(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
-        return self.task.predict(batchnorm.receive(self.batch_norm, server["model"], client), x)
-
-    def predict_global(self, server: Tree, x: Tensor) -> Tensor:
-        return self.task.predict(server["model"], x)
-
-    def personalises(self, server: Tree) -> bool:
-        return batchnorm.is_local(self.batch_norm, server["model"])
+    def shift(self, client: Tree, message: Tree) -> Shift | None:
+        """The gradient of μ/2 ‖· − θ^(t)‖²."""
+        return proximal(self.penalty, message["model"]) if self.penalty else None

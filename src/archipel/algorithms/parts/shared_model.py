@@ -1,23 +1,208 @@
-"""What methods with a shared model have in common: sending it, training it at a client, and BatchNorm's statistics.
+"""The base of methods with a shared model: broadcast it, train it at the clients, average what comes back.
 
-FedAvg, FedProx, FedDyn and others differ in what a client minimises and in what the server does with the answers. The
-rest is here, as functions of the algorithm.
+FedAvg is this base as it stands. Other methods change the local objective (``shift``), the server's step (``step``),
+what a client keeps (``own_parts``), or the model that a client predicts with (``own_model``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Protocol
 
 from torch import Tensor
 
-from archipel.algorithm import Clients, Weights
+from archipel.algorithm import Algorithm, Clients, Info, Weights
 from archipel.core import keys
 from archipel.core.examples import ClientData
 from archipel.core.trees import Tree, zeros_like
-from archipel.learning import batch_norm as batchnorm
+from archipel.learning import batch_norm
 from archipel.learning.batch_norm import BatchNorm
+from archipel.learning.networks import linear
 from archipel.learning.sgd import SGD, Shift, Solution, trained
-from archipel.learning.tasks import Task
+from archipel.learning.tasks import Supervised, Task
+
+
+@dataclass(frozen=True, eq=False)
+class SharedModel(Algorithm):
+    """A model that the server holds under ``"model"`` and averages over the clients who trained it.
+
+    Args:
+        task: the model and its loss.
+        local: the local solver.
+        weights: of the clients in the mean: ``"examples"``, n_k, or ``"uniform"``.
+        batch_norm: what becomes of BatchNorm's statistics: ``"share"``, ``"local"`` or ``"recompute"``.
+    """
+
+    task: Task
+    local: SGD
+    _: KW_ONLY
+    weights: Weights = "examples"
+    batch_norm: BatchNorm = "share"
+
+    def __post_init__(self) -> None:
+        batch_norm.check(self.batch_norm)
+
+    @property
+    def own_parts(self) -> Sequence[str]:
+        """The entries of the model that stay with each client, under ``"head"`` in its state; none by default."""
+        return ()
+
+    # The server
+
+    def init_server(self, clients: Clients, key: Tensor) -> Tree:
+        model = self.task.init(key)
+        if not self.own_parts:
+            return {"model": model}
+        shared, head = parted(type(self).__name__, model, self.own_parts)
+        return {"model": shared, "head": head}
+
+    def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
+        mean, share = clients.mean_and_share(self.train, self.broadcast(server, clients), key, self.weights)
+        server = server | self.step(server, mean, share)
+        return server | {"model": self.refreshed(server["model"], clients, key)}, {"loss": mean["loss"]}
+
+    def broadcast(self, server: Tree, clients: Clients) -> Tree:
+        """The message to the clients: the model and the round's learning rate."""
+        sent = batch_norm.broadcast(self.batch_norm, server["model"])
+        return {"model": sent, "lr": self.local.rate(clients.round, clients.rounds)}
+
+    def step(self, server: Tree, mean: Tree, share: float) -> Tree:
+        """The server's new entries, from the mean reply and the share of all weights that it is made of."""
+        return {"model": server["model"] | mean["model"]}
+
+    def refreshed(self, model: Tree, clients: Clients, key: Tensor) -> Tree:
+        """The new shared model; under ``"recompute"`` with statistics of its own, which costs one more exchange."""
+        if self.batch_norm != "recompute" or "buffers" not in model:
+            return model
+        key = keys.fold(key, "statistics")
+        return model | {"buffers": clients.mean(self.statistics, {"model": model}, key, self.weights)}
+
+    # The clients
+
+    def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
+        shared, head = message["server"]["model"], message["server"].get("head", {})
+        client = batch_norm.keep(self.batch_norm, {"head": head} if head else {}, shared)
+        return remember(self.local, client, zeros_like(trained(shared | head)))
+
+    def train(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
+        """Run local SGD from the shared model."""
+        client, end = self.local_run(client, message, data, key)
+        return client, self.reply(end)
+
+    def local_run(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Solution]:
+        """Minimise the local objective from the message's model: the client's new state, and where the run ended."""
+        end = self.local.minimise(
+            self.task.loss,
+            self.complete(message["model"], client),
+            data.train,
+            key,
+            message["lr"],
+            client.get("velocity"),
+            self.shift(client, message),
+        )
+        return self.keep(client, end), end
+
+    def shift(self, client: Tree, message: Tree) -> Shift | None:
+        """What the method adds to the gradient of f_k at each local step; nothing by default."""
+        return None
+
+    def complete(self, model: Tree, client: Tree) -> Tree:
+        """The shared model with the client's own entries, and with its own statistics where they are local."""
+        completed: Tree = batch_norm.receive(self.batch_norm, model, client) | client.get("head", {})
+        return completed
+
+    def keep(self, client: Tree, end: Solution) -> Tree:
+        """The client's state after a run: its own entries, local statistics, and momentum where it is kept."""
+        if self.own_parts:
+            client = client | {"head": split(end.params, self.own_parts)[1]}
+        return remember(self.local, batch_norm.keep(self.batch_norm, client, end.params), end.velocity)
+
+    def reply(self, end: Solution) -> Tree:
+        """What the client sends: the shared entries of the trained model, and the loss."""
+        shared, _ = split(end.params, self.own_parts)
+        return {"model": batch_norm.send(self.batch_norm, shared), "loss": end.loss}
+
+    def statistics(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
+        """BatchNorm's statistics of the averaged model on the client's training data."""
+        model = self.complete(message["model"], client)
+        return client, batch_norm.recompute(self.task.loss, self.task, model, data.train)
+
+    # Prediction
+
+    def own_model(self, server: Tree, client: Tree) -> Tree:
+        """The complete model that the client predicts with."""
+        return self.complete(server["model"], client)
+
+    def predict(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
+        return self.predict_embedded(server, client, self.embed(server, x))
+
+    def embed(self, server: Tree, x: Tensor) -> Tree:
+        """The features of the encoder that all heads stand on; x itself where there is no such encoder."""
+        return features(self.task, server["model"], x) if self.one_encoder(server) else x
+
+    def predict_embedded(self, server: Tree, client: Tree, embedded: Tree) -> Tensor:
+        if self.one_encoder(server):
+            return answer(self.task, client["head"], embedded)
+        return self.task.predict(self.own_model(server, client), embedded)
+
+    def one_encoder(self, server: Tree) -> bool:
+        """Whether the clients' models differ in their heads alone."""
+        model = server["model"]
+        apart = batch_norm.is_local(self.batch_norm, model)
+        return tuple(self.own_parts) == ("head",) and isinstance(self.task, Supervised) and not apart
+
+    def predict_global(self, server: Tree, x: Tensor) -> Tensor:
+        return self.task.predict(server["model"], x)
+
+    def personalises(self, server: Tree) -> bool:
+        return batch_norm.is_local(self.batch_norm, server["model"])
+
+
+def remember(local: SGD, client: Tree, velocity: Tree) -> Tree:
+    """The client's state with the velocity, for solvers that keep it between rounds."""
+    return client | {"velocity": velocity} if local.keep_momentum else client
+
+
+def split(model: Tree, names: Sequence[str]) -> tuple[Tree, Tree]:
+    """The other entries, buffers included, and the named ones."""
+    others = {name: part for name, part in model.items() if name not in names}
+    return others, {name: part for name, part in model.items() if name in names}
+
+
+def parted(owner: str, model: Tree, names: Sequence[str]) -> tuple[Tree, Tree]:
+    """Split a model into shared and own entries, after a check that there are some of both.
+
+    Raises:
+        ValueError: the names are not entries of the model's parameters, or are all of them.
+
+    >>> import torch
+    >>> body, head = parted("FedRep", {"encoder": torch.ones(2), "head": torch.zeros(1)}, ["head"])
+    >>> list(body), list(head)
+    (['encoder'], ['head'])
+    """
+    known = list(trained(model))
+    if not 0 < len(set(names)) < len(known) or not set(names) <= set(known):
+        raise ValueError(
+            f"{owner} must keep some of the task's parameters, {', '.join(known)}, at the clients, and leave some to "
+            f"share; given {', '.join(names) or 'none'}. FedAvg shares all, Local none."
+        )
+    return split(model, names)
+
+
+def features(task: Task, model: Tree, x: Tensor) -> Tensor:
+    """The features of a supervised task's encoder."""
+    assert isinstance(task, Supervised)
+    return task.encoder(model["encoder"], model.get("buffers", {}), x)[0]
+
+
+def answer(task: Task, head: Tree, embedded: Tensor) -> Tensor:
+    """What a head says of features, as the task's ``predict`` says it of x."""
+    assert isinstance(task, Supervised)
+    return task.criterion.report(linear(head["head"], embedded))
+
+
+# What methods that are no SharedModel yet call.
 
 
 class SharesAModel(Protocol):
@@ -41,17 +226,12 @@ class SharesAModel(Protocol):
 
 def enrol(algorithm: SharesAModel, model: Tree) -> Tree:
     """What a client keeps for the shared model's sake: statistics where they are local, momentum where it is kept."""
-    return remember(algorithm.local, batchnorm.keep(algorithm.batch_norm, {}, model), zeros_like(trained(model)))
-
-
-def remember(local: SGD, client: Tree, velocity: Tree) -> Tree:
-    """The client's state with the velocity, for solvers that keep it between rounds."""
-    return client | {"velocity": velocity} if local.keep_momentum else client
+    return remember(algorithm.local, batch_norm.keep(algorithm.batch_norm, {}, model), zeros_like(trained(model)))
 
 
 def broadcast(algorithm: SharesAModel, model: Tree, clients: Clients) -> Tree:
     """The message: the model and the round's learning rate."""
-    sent = batchnorm.broadcast(algorithm.batch_norm, model)
+    sent = batch_norm.broadcast(algorithm.batch_norm, model)
     return {"model": sent, "lr": algorithm.local.rate(clients.round, clients.rounds)}
 
 
@@ -59,11 +239,11 @@ def train(
     algorithm: SharesAModel, client: Tree, message: Tree, data: ClientData, key: Tensor, shift: Shift | None = None
 ) -> tuple[Tree, Solution]:
     """A local run from the message's model: the client's new state, and where the run ended."""
-    start = batchnorm.receive(algorithm.batch_norm, message["model"], client)
+    start = batch_norm.receive(algorithm.batch_norm, message["model"], client)
     end = algorithm.local.minimise(
         algorithm.task.loss, start, data.train, key, message["lr"], client.get("velocity"), shift
     )
-    client = batchnorm.keep(algorithm.batch_norm, client, end.params)
+    client = batch_norm.keep(algorithm.batch_norm, client, end.params)
     return remember(algorithm.local, client, end.velocity), end
 
 
