@@ -1,10 +1,10 @@
-# `make demo` and `make test` set everything up on a fresh machine; a second call starts at once.
+# Every target sets up what it needs on a fresh machine; a second call starts at once.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint speed clean
 
 demo: $(READY)
 	$(BIN)/archipel demo
@@ -16,6 +16,10 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Arguments follow as in `make speed ARGS="--fast --only W1,W2"`; `make speed ARGS=--help` lists them.
+speed: $(READY)
+	PYTHONPATH=benchmarks $(BIN)/python -m speed $(ARGS)
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -1,4 +1,4 @@
-"""The figure of ``archipel bench speed``: bars for workloads, curves for what scales."""
+"""The figure of ``make speed``: bars for workloads, curves for what scales."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from archipel.reports.figures import COLOURS, MARKERS, bare
-from archipel.reports.grid_figures import GREY
+from archipel.reports.figures import COLOURS, GREY, MARKERS, bare
 from speed.measure import PEERS, Plan, Results, median
 from speed.report import usable
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+import os
 import signal
 import statistics
 import sys
@@ -229,7 +230,9 @@ def _carry_out(
 ) -> None:
     """One workload, whose results are put into ``found`` as they come."""
     # One thread a process: parallel contenders start as many processes or threads as they want.
-    environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    # The contenders of this package import it, from whatever folder the benchmark was started.
+    places = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(places)}
     alive: dict[str, Running] = {}
     rounds: dict[str, int] = {}
 

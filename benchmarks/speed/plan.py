@@ -1,4 +1,4 @@
-"""The workloads of ``archipel bench speed``."""
+"""The workloads of ``make speed``."""
 
 from __future__ import annotations
 

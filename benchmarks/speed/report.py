@@ -1,4 +1,4 @@
-"""The tables of ``archipel bench speed``, what they say of the targets, and the files they are written to."""
+"""The tables of ``make speed``, the targets beside what was measured, and the files they are written to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.markdown import Markdown
 
-from archipel.experiments.environment import environment
+from archipel.reports.provenance import provenance, revision_words
 from speed.measure import EARLY, LATE, PEERS, Plan, Results, measure, median, ratio
 from speed.plan import ARCHIPEL, INCREMENTAL, LOOP, PAIR, PLAIN, POOLING, ROUTER, TINY
 from speed.work import found as data_found
@@ -233,7 +233,7 @@ def foot(plan: Plan, peers: Mapping[str, str], command: str, data: str) -> str:
         *([f"Not here, and so not measured: {'; '.join(missing)}."] if missing else []),
         f"Command: `{command}`.",
         f"{about['date'][:10]}; {about['processor']}, {about['usable']} cores, {platform.system()}; Python "
-        f"{about['python']}, {versions}; git {str(about['git'])[:12]}.",
+        f"{about['python']}, {versions}; {revision_words(about['git'])}.",
     ]
     return "\n".join(f"- {line}" for line in lines)
 
@@ -241,7 +241,7 @@ def foot(plan: Plan, peers: Mapping[str, str], command: str, data: str) -> str:
 def machine() -> dict[str, Any]:
     """The environment with the processor's name and the cores this process may use."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return environment() | {"processor": _processor(), "usable": usable}
+    return provenance() | {"processor": _processor(), "usable": usable}
 
 
 def _processor() -> str:

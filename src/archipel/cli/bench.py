@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from archipel.papers.fedspm.tables import Grid
+    from archipel.papers.fedspm.report import Benchmark
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -52,11 +52,13 @@ DataDir = Annotated[
 ]
 
 
-def _grid(name: str, out_dir: Path | None, seeds: int | None, fast: bool, workers: int | None, fresh: bool) -> Grid:
-    from archipel.papers.fedspm.tables import Grid
+def _grid(
+    name: str, out_dir: Path | None, seeds: int | None, fast: bool, workers: int | None, fresh: bool
+) -> Benchmark:
+    from archipel.papers.fedspm.report import Benchmark
 
     logging.getLogger("archipel").setLevel(logging.INFO)
-    return Grid(
+    return Benchmark(
         out=out_dir or Path("results") / (f"{name}-fast" if fast else name),
         seeds=seeds or (1 if fast else 3),
         command=" ".join(["archipel", *sys.argv[1:]]),
@@ -94,8 +96,8 @@ def table1(
 ) -> None:
     """FedSPM's Table 1: all methods on Fashion-MNIST, CIFAR-10 and CIFAR-100, those that are found."""
     from archipel.data.sources.catalogue import CATALOGUE
-    from archipel.papers.fedspm import baselines, paper
-    from archipel.papers.fedspm import tables as fedspm
+    from archipel.papers.fedspm import accuracy_tables as fedspm
+    from archipel.papers.fedspm import baselines, published
 
     network = _network(encoder, fast)
     grid = _grid("table1", out_dir, seeds, fast, workers, fresh)
@@ -103,10 +105,12 @@ def table1(
     if fast:
         settings = {"fashion-mnist": baselines.fast(**where)}
     else:
-        absent = [about.name for about in CATALOGUE if about.name in paper.DATA and not about.found(data_dir)]
-        settings = {name: baselines.full(name, network, **where) for name in paper.DATA if name not in absent}
+        absent = [about.name for about in CATALOGUE if about.name in published.DATA and not about.found(data_dir)]
+        settings = {name: baselines.full(name, network, **where) for name in published.DATA if name not in absent}
         if not settings:
-            raise ValueError(f"none of {', '.join(paper.DATA)} is found; `archipel data list` says how to get them.")
+            raise ValueError(
+                f"none of {', '.join(published.DATA)} is found; `archipel data list` says how to get them."
+            )
         if absent:
             grid = replace(grid, notes=(f"Left out, since not at hand: {', '.join(absent)}.",))
     fedspm.table1(_for(settings, rounds), baselines.chosen(methods), grid)
@@ -125,8 +129,8 @@ def table2(
     data_dir: DataDir = None,
 ) -> None:
     """FedSPM's Table 2: how heterogeneous clients are, and how mixed within (five times Table 1's work)."""
+    from archipel.papers.fedspm import accuracy_tables as fedspm
     from archipel.papers.fedspm import baselines
-    from archipel.papers.fedspm import tables as fedspm
 
     network = _network(encoder, fast)
     grid = _grid("table2", out_dir, seeds, fast, workers, fresh)
@@ -166,7 +170,7 @@ def theorem1(
     out_dir: Annotated[Path, typer.Option("--out", help="The results' folder.")] = Path("results/theorem1"),
 ) -> None:
     """FedSPM's Theorem 1: its bound beside measured gradients, on quadratics with known constants. A minute."""
-    from archipel.papers.fedspm.theorem1 import theorem1 as write
+    from archipel.papers.fedspm.theorem1_report import theorem1 as write
 
     out.print(*write(out_dir), sep="\n", markup=False, highlight=False, soft_wrap=True)
 
@@ -184,13 +188,13 @@ def figure3(
 ) -> None:
     """FedSPM's Figure 3: one to five components that share their encoder."""
     from archipel.papers.fedspm import baselines
-    from archipel.papers.fedspm import tables as fedspm
+    from archipel.papers.fedspm import figure3 as figure
 
     network = _network(encoder, fast)
     grid = _grid("figure3", out_dir, seeds, fast, workers, fresh)
     where = _where(data_dir)
     setting = baselines.fast(**where) if fast else baselines.full("fashion-mnist", network, **where)
-    fedspm.figure3(_for({"": setting}, rounds)[""], range(1, 6), grid)
+    figure.figure3(_for({"": setting}, rounds)[""], range(1, 6), grid)
 
 
 @app.command()
@@ -215,10 +219,10 @@ def figure4(
     ] = False,
 ) -> None:
     """FedSPM's Figure 4: Fed-ISIC2019, skin lesions at six centres."""
-    from archipel.papers.fedspm import fed_isic
+    from archipel.papers.fedspm import figure4 as fed_isic
 
     grid = _grid("figure4-generated" if generated else "figure4", out_dir, seeds, fast, workers, fresh)
-    fed_isic.figure4(
+    fed_isic.fed_isic(
         grid,
         methods,
         fast=fast,
@@ -270,7 +274,7 @@ def paths(
     out_dir: Annotated[Path, typer.Option("--out", help="Where consensus-paths.png and .pdf go.")] = Path("results"),
 ) -> None:
     """Draw how personal models move between local optima and consensus as a penalty grows. A minute or two."""
-    from archipel.papers.consensus.paths_figure import draw  # matplotlib costs a second
+    from archipel.papers.consensus.paths_plot import draw  # matplotlib costs a second
     from archipel.reports.figures import save
 
     written = save(draw(), out_dir, "consensus-paths")
@@ -282,7 +286,7 @@ def routing(
     out_dir: Annotated[Path, typer.Option("--out", help="Where routing.png and .pdf go.")] = Path("results"),
 ) -> None:
     """Fitted density ratios against the Bayes rule of normal clients, and how calibrated they are. Seconds."""
-    from archipel.papers.fedspm.routing import figure, learn, three_clients
+    from archipel.papers.fedspm.routing_figure import figure, learn, three_clients
     from archipel.reports.figures import save
 
     written = save(figure(*learn(three_clients(), (60, 200, 600, 2000, 6000))), out_dir, "routing")

@@ -3,7 +3,7 @@
 ReLU is monotone, so it commutes with the maximum of a window, max relu(x) = relu(max x), and takes a stride² fewer
 values after it. The gradient goes to the window's first maximum either way; where that is not positive, ReLU's
 derivative is zero. Networks are mostly written as convolution, ReLU, pooling; on a CPU, where a small network's
-activations cost as much as its convolutions, it shows (the floors of W1 in ``archipel bench speed``).
+activations cost as much as its convolutions, it shows (the floors of W1 in ``make speed``).
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from archipel.data.federation import Client, Federation
 from archipel.runs.run import Run
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+GREY = "#8C8C8C"
 MARKERS = ("o", "s", "^", "D", "v", "P")
 HATCHES = ("", "///", "...", "xxx")
 MOST_CLIENTS = 16

@@ -1,8 +1,8 @@
-"""Who takes part in ``archipel bench consensus``: every method's settings at a learning rate and a penalty.
+"""The methods of ``archipel bench consensus``, with their settings for a learning rate and a penalty.
 
-All make the same number of local steps on batches of the same size, plain SGD at a constant rate, and everybody takes
-part in every round. A method with a penalty (or whatever holds its models together) tries a few rates with a few
-penalties; one without tries as many rates as that makes together, so that every method is tuned equally long.
+All make the same number of local steps on batches of the same size, plain SGD at a constant rate, and all clients take
+part in every round. A method with a penalty tries a few rates with a few penalties. A method without one tries as many
+rates as the others try combinations, so that every method is tuned with equal effort.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from archipel.experiments.reading import nearest
 STEPS, BATCH = 5, 32
 """Local steps a round, and examples a step."""
 RATES = (0.1, 0.3, 0.03, 0.2, 0.05, 0.5, 0.02, 1.0, 0.01)
-"""Learning rates, those that are tried first in front."""
+"""Learning rates, in the order of trial."""
 
 Settings = dict[str, Any]
 
@@ -27,8 +27,8 @@ class Entrant:
 
     Args:
         title: its name in tables.
-        make: learning rate, penalty and number of clients → its section of a configuration.
-        penalties: values of its penalty, those that are tried first in front; none: it has no penalty.
+        make: maps learning rate, penalty and number of clients to its section of a configuration.
+        penalties: values of its penalty in the order of trial; empty: it has no penalty.
         symbol: the penalty's.
     """
 
@@ -38,7 +38,7 @@ class Entrant:
     symbol: str = ""
 
     def trials(self, rates: int, penalties: int) -> list[tuple[float, float | None]]:
-        """Learning rates and penalties to be tried, rates · penalties of them.
+        """Return the learning rates and penalties to try, rates · penalties of them.
 
         >>> ENTRANTS["fedavg"].trials(2, 2)
         [(0.1, None), (0.3, None), (0.03, None), (0.2, None)]
@@ -50,44 +50,44 @@ class Entrant:
         return [(rate, penalty) for rate in RATES[:rates] for penalty in self.penalties[:penalties]]
 
     def section(self, rate: float, penalty: float | None, clients: int) -> Settings:
-        """The algorithm's section of a run's configuration."""
+        """Return the algorithm's section of a run's configuration."""
         return self.make(rate, penalty or 0.0, clients)
 
 
 def local(rate: float, steps: int = STEPS) -> Settings:
-    """Plain SGD."""
+    """Return the settings of plain SGD."""
     return {"lr": rate, "steps": steps, "batch": BATCH, "momentum": 0.0, "schedule": "constant"}
 
 
 def plain(name: str, **settings: Any) -> Callable[[float, float, int], Settings]:
-    """A method without a penalty."""
+    """Return the settings of a method without a penalty."""
     return lambda rate, penalty, clients: {"name": name, "local": local(rate)} | settings
 
 
 def penalised(name: str, field: str = "penalty", **settings: Any) -> Callable[[float, float, int], Settings]:
-    """A method with a penalty in that field."""
+    """Return the settings of a method with a penalty in the given field."""
     return lambda rate, penalty, clients: {"name": name, "local": local(rate), field: penalty} | settings
 
 
 def pooled(rate: float, penalty: float, clients: int) -> Settings:
-    """As many steps on the pool as all clients make together."""
+    """Return Pooled's settings: as many steps on the pool as all clients make together."""
     return {"name": "pooled", "local": local(rate, STEPS * clients)}
 
 
 def tuned(rate: float, penalty: float, clients: int) -> Settings:
-    """FedAvg, with one round's steps more at each client before it is used."""
+    """Return FedAvgFT's settings: one more round of steps at each client before evaluation."""
     tuning = {"lr": rate, "steps": STEPS, "batch": BATCH, "momentum": 0.0}
     return {"name": "fedavgft", "local": local(rate), "tuning": tuning}
 
 
 def ditto(rate: float, penalty: float, clients: int) -> Settings:
-    """Steps of the shared model, and as many of the personal one."""
+    """Return Ditto's settings: as many steps of the personal model as of the shared one."""
     inner = {"name": "fedavg", "local": local(rate)}
     return {"name": "ditto", "inner": inner, "personal": local(rate), "penalty": penalty}
 
 
 def envelopes(name: str) -> Callable[[float, float, int], Settings]:
-    """PFedMe and pFedMac with one local round a round and ηλ = 1: θ ← mean of the personal models."""
+    """Return settings of pFedMe and pFedMac with one local round and ηλ = 1: θ ← mean of the personal models."""
     return lambda rate, penalty, clients: {
         "name": name,
         "local": local(rate),
@@ -98,13 +98,13 @@ def envelopes(name: str) -> Callable[[float, float, int], Settings]:
 
 
 def loopless(rate: float, penalty: float, clients: int) -> Settings:
-    """L2SGD with as many local steps a round on average, of the same rate: p = 1/steps and η = rate · K(1 − p)."""
+    """Return L2SGD's settings: on average as many local steps at the same rate, p = 1/steps and η = rate · K(1 − p)."""
     p = 1 / STEPS
     return {"name": "l2sgd", "local": local(rate * clients * (1 - p), 1), "penalty": penalty, "p": p}
 
 
 def fusion(rate: float, penalty: float, clients: int) -> Settings:
-    """FPFC with ξ a tenth of λ and cluster means in the end."""
+    """Return FPFC's settings: ξ = λ/10, and cluster means as the final models."""
     return {"name": "fpfc", "local": local(rate), "penalty": penalty, "xi": penalty / 10, "final": "clusters"}
 
 
@@ -131,22 +131,22 @@ ENTRANTS: dict[str, Entrant] = {
 
 
 def entrants(names: str | None) -> list[str]:
-    """Those that are asked for, or all.
+    """Return the methods that a text names, or all.
 
     Raises:
-        ValueError: a name that isn't among them.
+        ValueError: an unknown name.
     """
     return list(ENTRANTS) if names is None else listed(names, ENTRANTS, "method")
 
 
 def listed(names: str, known: Collection[str], what: str) -> list[str]:
-    """Names separated by commas, in any case, each once.
+    """Split names at commas, in lower case, each once.
 
     >>> listed("Ditto, apfl,ditto", ENTRANTS, "method")
     ['ditto', 'apfl']
 
     Raises:
-        ValueError: one that isn't among the known.
+        ValueError: an unknown name.
     """
     asked = list(dict.fromkeys(name.strip().lower() for name in names.split(",")))
     if unknown := [name for name in asked if name not in known]:

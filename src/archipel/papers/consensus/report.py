@@ -1,22 +1,20 @@
-"""What ``archipel bench consensus`` writes: a table for each data set, what was chosen, and how it was made."""
+"""What ``archipel bench consensus`` writes: a table for each data set, the chosen settings, and how it was made."""
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
 
-from archipel.experiments.environment import environment
 from archipel.papers.consensus.entrants import BATCH, ENTRANTS, STEPS
 from archipel.papers.consensus.tuning import Choice, Plan, Result
+from archipel.reports.provenance import provenance_line
 from archipel.reports.tables import Column, Entry, Table, as_csv, for_terminal, markdown
 
 
 def table(result: Result) -> Table:
-    """Accuracies in %, and traffic in kB."""
+    """Return accuracies in % and traffic in kB."""
     rows = {method: ENTRANTS[method].title for method in result.runs}
 
     def of(name: str) -> dict[str, Entry | None]:
@@ -41,7 +39,7 @@ def table(result: Result) -> Table:
 
 
 def report(out: Path, results: Mapping[str, Result], plan: Plan, command: str, console: Console | None) -> None:
-    """Writes and shows the tables."""
+    """Write and print the tables."""
     tables = [table(result) for result in results.values()]
     lines = "\n".join(f"- {line}" for line in foot(results, plan, command))
     out.mkdir(parents=True, exist_ok=True)
@@ -54,15 +52,15 @@ def report(out: Path, results: Mapping[str, Result], plan: Plan, command: str, c
 
 
 def foot(results: Mapping[str, Result], plan: Plan, command: str) -> list[str]:
-    """What the tables mean, what was chosen, and how and where they were made."""
-    about = environment()
+    """Return the lines below the tables: their meaning, the chosen settings, and how they were made."""
     tries = plan.rates * plan.penalties
     lines = [
         f"Means ± standard deviations over {plan.seeds} seed{'s' * (plan.seeds > 1)} of first models and minibatches, "
         "on one division of the data. Accuracies are in %; personal: each client's model on its own test examples, "
         "weighted by training examples, after adaptation where the method adapts; (1), (2), (3): first, second, third.",
         f"Every method was tried at {tries} settings, {plan.rates} rates with {plan.penalties} penalties each, "
-        f"or {tries} rates where it has no penalty; the best personal accuracy on validation examples decided.",
+        f"or {tries} rates if it has no penalty. The settings with the best personal accuracy on validation examples "
+        "were used.",
         f"In a round a client makes {STEPS} steps of batch {BATCH}; Ditto and APFL {STEPS} of each of two models, and "
         "L2SGD and ProxSkip that many on average. kB (10³ bytes): means over clients and rounds; Pooled's are of the "
         "examples, which are sent once.",
@@ -71,17 +69,11 @@ def foot(results: Mapping[str, Result], plan: Plan, command: str) -> list[str]:
         chosen = ", ".join(f"{ENTRANTS[m].title} {described(m, choice)}" for m, choice in result.choices.items())
         islands = result.islands
         lines.append(f"{name}, {islands.clients} clients, {islands.rounds} rounds, chosen: {chosen}.")
-    versions = ", ".join(f"{name} {about[name]}" for name in ("archipel", "torch", "numpy"))
-    return [
-        *lines,
-        f"Command: `{command}`",
-        f"{about['date'][:10]}; {platform.machine()}, {os.cpu_count()} cores, {platform.system()}; Python "
-        f"{about['python']}, {versions}; git {str(about['git'])[:12]}.",
-    ]
+    return [*lines, f"Command: `{command}`", provenance_line()]
 
 
 def described(method: str, choice: Choice | None) -> str:
-    """What was chosen for a method.
+    """Describe the settings chosen for a method.
 
     >>> described("fedprox", (0.1, 0.01)), described("fedavg", None)
     ('lr 0.1 μ 0.01', 'diverged')

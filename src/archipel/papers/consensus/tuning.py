@@ -1,9 +1,8 @@
-"""``archipel bench consensus``: methods between training alone and consensus, tuned alike, on clients of three kinds.
+"""``archipel bench consensus``: methods between local training and consensus, tuned alike, on three kinds of clients.
 
-In two grids, each of cells that can be gone on with: first every method is tried at its rates and penalties, and judged
-on validation examples; then the best of each is run with several seeds and judged on test examples, which nothing was
-chosen by. Both train on the same training examples, divided by one fixed seed, so that nobody's test examples have been
-another's for choosing.
+There are two grids. The first tries every method at its rates and penalties, and scores it on validation examples. The
+second runs each method at its best settings with several seeds, and scores it on test examples, which no choice has
+used. Both divide the data by one fixed seed.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from archipel.runs.run import Run
 
 @dataclass(frozen=True)
 class Islands:
-    """A data set by its own clients.
+    """A data set divided into its own clients.
 
     Args:
         title: above its table.
@@ -45,7 +44,7 @@ class Islands:
     rounds: int
 
     def first(self, clients: int) -> Islands:
-        """With the first clients only."""
+        """Return the data set with its first clients only."""
         if clients >= self.clients:
             return self
         return replace(self, data=self.data | {"limit": clients}, clients=clients)
@@ -80,14 +79,14 @@ ISLANDS: dict[str, Islands] = {
 
 @dataclass(frozen=True)
 class Plan:
-    """How thoroughly.
+    """How many settings, seeds and rounds to run.
 
     Args:
         rates: learning rates of a method with a penalty.
-        penalties: its penalties; others try rates · penalties learning rates.
+        penalties: its penalties; a method without one tries rates · penalties learning rates.
         seeds: of the final runs.
         rounds: of a run; ``None``: the data set's own.
-        clients: at most; the first.
+        clients: the largest number of clients; the first ones are used.
     """
 
     rates: int = 3
@@ -103,7 +102,7 @@ FULL, FAST = Plan(), Plan(rates=1, penalties=2, seeds=1, rounds=5, clients=6)
 def configured(
     islands: Islands, method: str, rate: float, penalty: float | None, seed: int, where: Settings
 ) -> RunConfig:
-    """A run."""
+    """Return the configuration of a run."""
     return validate(
         {
             "name": method,
@@ -119,7 +118,7 @@ def configured(
 
 
 def for_choosing(federation: Federation) -> Federation:
-    """The same clients, whose validation examples stand where test examples do: to choose by an evaluation of them."""
+    """Return the clients with their validation examples as test examples, for choosing settings."""
     clients = tuple(
         replace(client, test=client.validation or client.test, validation=None, truth={})
         for client in federation.clients
@@ -129,12 +128,12 @@ def for_choosing(federation: Federation) -> Federation:
 
 @lru_cache(maxsize=3)
 def federation_of(settings: str) -> Federation:
-    """The data of a configuration, made once in a process."""
+    """Return the data of a configuration, built once a process."""
     return federation_from(validate(json.loads(settings), "a cell"))
 
 
 def trained(config: Settings, choosing: bool) -> Run:
-    """A run of a configuration."""
+    """Train a run of a configuration."""
     run = validate(config, "a cell")
     same = config | {"algorithm": {"name": "fedavg"}, "name": "data", "seed": 0, "rounds": 1}
     federation = federation_of(json.dumps(same, sort_keys=True))
@@ -144,7 +143,7 @@ def trained(config: Settings, choosing: bool) -> Run:
 
 
 def trial(folder: Path, config: Settings) -> dict[str, Any]:
-    """A cell of the first grid: the personal models' accuracy on validation examples, ``None`` where a run diverges."""
+    """Run a cell of the first grid: accuracy of personal models on validation examples, ``None`` if it diverges."""
     try:
         return {"accuracy": trained(config, choosing=True).metrics["average_accuracy"]}
     except DivergenceError as error:
@@ -152,7 +151,7 @@ def trial(folder: Path, config: Settings) -> dict[str, Any]:
 
 
 def final(folder: Path, config: Settings) -> dict[str, Any]:
-    """A cell of the second: metrics on test examples, and bytes of all clients in all rounds."""
+    """Run a cell of the second grid: metrics on test examples, and bytes of all clients in all rounds."""
     try:
         run = trained(config, choosing=False)
     except DivergenceError as error:
@@ -166,7 +165,7 @@ Choice = tuple[float, float | None]
 
 
 def best(trials: Trials) -> Choice | None:
-    """The settings with the highest accuracy, the first of equals; ``None`` where all diverged.
+    """Return the settings with the highest accuracy, the first of equals; ``None`` if all diverged.
 
     >>> best({(0.1, None): 0.5, (0.3, None): 0.7, (0.5, None): None, (0.2, None): 0.7})
     (0.3, None)
@@ -181,8 +180,8 @@ class Result:
 
     Args:
         islands: the data.
-        choices: learning rate and penalty of each method; ``None`` where it diverged at all of them.
-        runs: of each method, a seed after the other.
+        choices: learning rate and penalty of each method; ``None`` if it diverged at all settings.
+        runs: of each method, in the order of seeds.
     """
 
     islands: Islands
@@ -200,14 +199,14 @@ def consensus(
     workers: int | None = None,
     fresh: bool = False,
 ) -> dict[str, Result]:
-    """Tunes and runs all methods on all data.
+    """Tune and run all methods on all data sets.
 
     Args:
-        out: the results' folder; what is done in it isn't done again.
+        out: the results' folder; finished cells in it are not run again.
         data: names of :data:`ISLANDS`.
         methods: names of :data:`archipel.papers.consensus.entrants.ENTRANTS`.
-        plan: how thoroughly.
-        data_dir: where files lie.
+        plan: how many settings, seeds and rounds.
+        data_dir: folder of the data files.
         workers: processes; default: one a core.
         fresh: start anew.
     """
@@ -252,22 +251,22 @@ def consensus(
 
 
 def known(names: str) -> list[str]:
-    """Data sets by their names, separated by commas.
+    """Return the data sets that a text names, separated by commas.
 
     Raises:
-        ValueError: a name that isn't among them.
+        ValueError: an unknown name.
     """
     return listed(names, ISLANDS, "data set")
 
 
 def sized(islands: Islands, plan: Plan) -> Islands:
-    """The data as the plan wants them."""
+    """Return the data set with the plan's clients and rounds."""
     few = islands if plan.clients is None else islands.first(plan.clients)
     return few if plan.rounds is None else replace(few, rounds=plan.rounds)
 
 
 def label(settings: Choice) -> str:
-    """A folder's name.
+    """Return a cell's folder name.
 
     >>> label((0.1, None)), label((0.1, 0.03))
     ('lr0.1', 'lr0.1-0.03')

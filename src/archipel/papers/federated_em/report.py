@@ -1,10 +1,8 @@
-"""Figures and tables of ``archipel bench em``, from the runs of :mod:`archipel.papers.federated_em.runs`."""
+"""Figures and tables of ``archipel bench em``, from the runs of :mod:`archipel.papers.federated_em.stationarity`."""
 
 from __future__ import annotations
 
 import json
-import os
-import platform
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -16,16 +14,16 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.markdown import Markdown
 
-from archipel.experiments.environment import environment
 from archipel.experiments.grids.grid import run_grid
-from archipel.papers.federated_em import runs as em
+from archipel.papers.federated_em import stationarity as em
 from archipel.reports.figures import COLOURS, MARKERS, bare, save
+from archipel.reports.provenance import provenance, provenance_line
 
 Results = Mapping[str, dict[str, Any]]
 LEVELS = (1e-3, 1e-5, 1e-7)
 COMPRESSED, NOISY = 1e-5, (1e-2, 3e-3, 1e-3)
 NOISE = 15.0
-"""The dotted line of the second figure, by eye: proportion is what it shows."""
+"""Height of the dotted line of the second figure, chosen by eye: the line shows proportionality."""
 DASHES = ("-", "-", ":", "-", "-", "--")
 SPENT = {"rounds": "round", "expectations": "conditional expectations", "bits": "bits sent to the server"}
 
@@ -33,7 +31,7 @@ SPENT = {"rounds": "round", "expectations": "conditional expectations", "bits": 
 def bench(
     out: Path, seeds: int, command: str, *, workers: int | None = None, fresh: bool = False, console: Console
 ) -> None:
-    """Runs what isn't done yet, and writes ``em.md``, ``em.json`` and two figures, as PNG and PDF."""
+    """Run what is missing, and write ``em.md``, ``em.json`` and two figures, as PNG and PDF."""
     results = run_grid(
         [*em.curves(seeds), *em.compression(), *em.noise()],
         out / "cells",
@@ -43,14 +41,14 @@ def bench(
     )
     text = "\n\n".join([spent(results, seeds), regimes(results), noises(results), foot(seeds, command)]) + "\n"
     (out / "em.md").write_text(text)
-    (out / "em.json").write_text(json.dumps({"command": command, "machine": environment(), "runs": results}) + "\n")
+    (out / "em.json").write_text(json.dumps({"command": command, "about": provenance(), "runs": results}) + "\n")
     drawn = [*save(field_figure(results, seeds), out, "em-field"), *save(regimes_figure(results), out, "em-regimes")]
     console.print(Markdown(text))
     console.print(f"{out}: em.md, em.json, {', '.join(path.name for path in drawn)}", markup=False, soft_wrap=True)
 
 
 def of(results: Results, group: str, **at: Any) -> list[dict[str, Any]]:
-    """The runs of a group whose names say so: ``n=16, omega=5``."""
+    """Return the runs of a group at given values, such as ``n=16, omega=5``."""
     wanted = {f"{name}{value}" for name, value in at.items()}
     return [run for name, run in results.items() if _stands(name, group, wanted)]
 
@@ -64,7 +62,7 @@ def _stands(name: str, group: str, wanted: set[str]) -> bool:
 
 
 def field_figure(results: Results, seeds: int) -> Figure:
-    """‖h(Ŝ)‖² against rounds, expectations and bits: the median over seeds, and all seeds in pale lines."""
+    """Draw ‖h(Ŝ)‖² against rounds, expectations and bits: the median over seeds, and each seed as a pale line."""
     figure = Figure(figsize=(11.0, 3.9), layout="constrained")
     panels = figure.subplots(1, 3, sharey=True)
     for axes, (what, label) in zip(panels, SPENT.items(), strict=True):
@@ -85,7 +83,7 @@ def field_figure(results: Results, seeds: int) -> Figure:
 
 
 def regimes_figure(results: Results) -> Figure:
-    """Rounds to ε by ω and n with all data; the level of noise that minibatches leave; expectations to ε by method."""
+    """Draw rounds to ε by ω and n, the noise level that minibatches leave, and expectations to ε by method."""
     figure = Figure(figsize=(11.0, 3.6), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
     for place, n in enumerate((4, 16, 64, 256)):
@@ -120,7 +118,7 @@ def regimes_figure(results: Results) -> Figure:
 
 
 def _level(results: Results, n: int, b: int, omega: int, rate: float) -> float:
-    """‖h(Ŝ)‖², the mean over a run's last 100 rounds."""
+    """Return the mean of ‖h(Ŝ)‖² over a run's last 100 rounds."""
     (run,) = of(results, f"noise/b{b}", n=n, omega=omega, rate=rate)
     return float(np.mean(run["stationarity"][-100:]))
 
@@ -139,7 +137,7 @@ def _expectations(run: em.Trace, epsilon: float) -> int | None:
 
 
 def spent(results: Results, seeds: int) -> str:
-    """What each method spends to reach ε: medians over seeds."""
+    """Return a table of the cost of reaching ε by method: medians over seeds."""
     heads = [f"ε = {epsilon:.0e}: rounds, expectations, kB up" for epsilon in LEVELS]
     rows = []
     for place, name in enumerate(em.CURVES):
@@ -160,7 +158,7 @@ def _spent(runs: Sequence[em.Trace], epsilon: float) -> str:
 
 
 def regimes(results: Results) -> str:
-    """With all data: rounds to ε at the best step, by n and ω."""
+    """Return a table of rounds to ε at the best step with all data, by n and ω."""
     rows = []
     for n in (4, 16, 64, 256):
         rounds = {o: em.fewest(of(results, "compression", n=n, omega=o), COMPRESSED) for o in em.SPARSE}
@@ -173,7 +171,7 @@ def regimes(results: Results) -> str:
 
 
 def noises(results: Results) -> str:
-    """With minibatches: rounds to ε at the best step, and how low a constant step gets, by n, b and ω."""
+    """Return a table for minibatches: rounds to ε at the best step, and the level that each step reaches."""
     rows = []
     for n, b in ((16, 16), (16, 64), (64, 16), (64, 64)):
         for omega in (0, 5):
@@ -192,17 +190,14 @@ def _factor(rounds: int | None, plain: int | None) -> str:
 
 
 def foot(seeds: int, command: str) -> str:
-    """How and where it was made."""
-    about = environment()
-    versions = ", ".join(f"{name} {about[name]}" for name in ("archipel", "torch", "numpy"))
+    """Return the lines below the tables: how and where they were made."""
     lines = [
         f"Spherical Gaussian mixture, K = {em.COMPONENTS}, d = {em.DIMENSION}, q = {em.STATISTICS} statistics; "
         f"{em.EXAMPLES:,} examples, sorted by component with noise and cut into equal parts.",
-        "An exchange before the first round (Ŝ_0 and V_0, uncompressed, three passes) is counted in all columns.",
-        "A run reaches ε in the first round that begins five whose mean ‖h(Ŝ)‖² is no more than ε.",
+        "All columns include the exchange before the first round (Ŝ_0 and V_0, uncompressed, three passes).",
+        "A run reaches ε in the first of five consecutive rounds whose mean ‖h(Ŝ)‖² is at most ε.",
         f"Command: `{command}`; {seeds} seeds for the first table, one for the others.",
-        f"{about['date'][:10]}; {platform.machine()}, {os.cpu_count()} cores, {platform.system()}; Python "
-        f"{about['python']}, {versions}; git {str(about['git'])[:12]}.",
+        provenance_line(),
     ]
     return "\n".join(f"- {line}" for line in lines)
 

@@ -22,8 +22,8 @@ class Method:
 
     Args:
         title: as the paper calls it, with its capacity.
-        algorithm: its section of a configuration, where that isn't the default.
-        cost: a round's time in FedAvg's, roughly: so that the longest cells begin first.
+        algorithm: settings of its section that differ from the defaults.
+        cost: a round's time relative to FedAvg's, roughly; the longest cells start first.
     """
 
     title: str
@@ -57,10 +57,10 @@ METHODS: dict[str, Method] = {
 }
 
 PAPER = tuple(METHODS)[:11]
-"""The eleven of Table 1, in its order."""
+"""The eleven methods of Table 1, in its order."""
 
 DEFAULT = (*PAPER, "local")
-"""With Local, against which the gain is measured."""
+"""The paper's methods and Local, against which gains are measured."""
 
 
 @dataclass(frozen=True)
@@ -86,12 +86,12 @@ class Setting:
     evaluate_every: int | None = None
 
     def config(self, method: str, seed: int, **algorithm: Any) -> RunConfig:
-        """The run of a method with a seed.
+        """Return the run of a method with a seed.
 
         Args:
             method: a key of :data:`METHODS`.
             seed: of the run and, unless the data section holds one, of the division of the data.
-            algorithm: settings of the algorithm that are other than the method's.
+            algorithm: settings that replace the method's.
         """
         section = {**METHODS[method].algorithm, **algorithm}
         fields = SECTIONS[section["name"]].model_fields
@@ -124,11 +124,11 @@ LIGHT = {"name": "lenet", "options": {"channels": [8, 16]}}
 
 
 def full(source: str, encoder: str = "resnet18", **data: Any) -> Setting:
-    """The paper's setting of a data set.
+    """Return the paper's setting for a data set.
 
     Args:
         source: ``"fashion-mnist"``, ``"cifar10"``, ``"cifar100"`` (by its 20 superclasses) or ``"fed-isic2019"``.
-        encoder: which ResNet; the paper doesn't say.
+        encoder: which ResNet; the paper does not state it.
         data: further settings of the data section.
     """
     features, routing, rounds, batch = {
@@ -150,7 +150,7 @@ def full(source: str, encoder: str = "resnet18", **data: Any) -> Setting:
 
 
 def fast(rounds: int = 25, **data: Any) -> Setting:
-    """Fashion-MNIST with a LeNet and few rounds: minutes on two cores instead of days on a GPU.
+    """Return a small setting: Fashion-MNIST with a LeNet and few rounds, minutes on two cores.
 
     Args:
         rounds: T.
@@ -166,7 +166,7 @@ def fast(rounds: int = 25, **data: Any) -> Setting:
 
 
 def chosen(names: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Methods by their names, as in ``"fedavg,fedspm-cx"``; ``None``: those of the paper and Local.
+    """Return the methods that a text such as ``"fedavg,fedspm-cx"`` names; ``None``: the paper's and Local.
 
     >>> chosen("fedspm, fedavg")
     ('fedspm', 'fedavg')

@@ -19,8 +19,8 @@ from archipel.experiments.reading import validate
 from archipel.experiments.running import train
 from archipel.papers.fedspm import baselines
 from archipel.papers.fedspm.baselines import LIGHT, Setting
-from archipel.papers.fedspm.reports import foot
-from archipel.papers.fedspm.tables import Grid
+from archipel.papers.fedspm.report import Benchmark, foot
+from archipel.reports.provenance import provenance
 
 Place = Literal["normalised", "balanced"]
 MOMENTA = (0.0, 0.3, 0.6, 0.9, 0.95, 0.99)
@@ -36,19 +36,19 @@ and f is the smallest over γ."""
 
 
 def fast(rounds: int = 25, **data: Any) -> Setting:
-    """Fashion-MNIST at 16 × 16 pixels with small multi-layer perceptrons, and the exact E-step."""
+    """Return a small setting: Fashion-MNIST at 16 × 16 pixels, multi-layer perceptrons and the exact E-step."""
     small = {"name": "mlp", "features": 16, "options": {"hidden": [32]}}
     return Setting({"source": "fashion-mnist", "size": 16, **data}, small, small, rounds)
 
 
 def full(encoder: str = "resnet18", rounds: int = 200, **data: Any) -> Setting:
-    """The paper's: 200 rounds, a light CNN as router."""
+    """Return the paper's setting: 200 rounds, a light CNN as router."""
     setting = baselines.full("fashion-mnist", encoder, **data)
     return replace(setting, router={**LIGHT, "features": 32}, rounds=rounds, evaluate_every=None)
 
 
 def cells(setting: Setting, momenta: Sequence[float], seeds: int, every: int) -> list[Cell]:
-    """A run a momentum and seed; learning rates of both blocks are constant."""
+    """Return a run for each momentum and seed; learning rates of both blocks are constant."""
     made = []
     for momentum in momenta:
         for seed in range(seeds):
@@ -65,7 +65,7 @@ def cells(setting: Setting, momenta: Sequence[float], seeds: int, every: int) ->
 
 
 def measured(folder: Path, config: dict[str, Any], every: int) -> dict[str, Any]:
-    """Makes a run with :class:`archipel.drm.bridge.BridgeErrors`, and returns what was measured and where it ended."""
+    """Train with :class:`archipel.drm.bridge.BridgeErrors`, and return the measured errors and the last metrics."""
     run = train(validate(config, str(folder)), folder, callbacks=[BridgeErrors(every)]).run
     return {
         "history": [{"bridge": record["bridge"]} for record in run.history if "bridge" in record],
@@ -74,53 +74,57 @@ def measured(folder: Path, config: dict[str, Any], every: int) -> dict[str, Any]
     }
 
 
-def figure2(setting: Setting, grid: Grid, *, momenta: Sequence[float] = MOMENTA, every: int = 1) -> dict[str, Any]:
-    """Figure 2: running mean of ‖∇_φ F‖² and normalised cumulative sums of ε̂ and δ̂, for each momentum.
+def figure2(
+    setting: Setting, benchmark: Benchmark, *, momenta: Sequence[float] = MOMENTA, every: int = 1
+) -> dict[str, Any]:
+    """Make Figure 2: the running mean of ‖∇_φ F‖² and normalised cumulative sums of ε̂ and δ̂ for each momentum.
 
     Args:
         setting: of Fashion-MNIST.
-        grid: how it is carried out.
+        benchmark: where and how it runs.
         momenta: μ of the density-ratio block.
-        every: rounds from one measured t to the next.
+        every: rounds between measurements.
 
     Returns:
-        What each run measured; ``figure2.png``, ``.pdf``, ``.md`` and ``.json`` are in ``grid.out``.
+        What each run measured; ``figure2.png``, ``.pdf``, ``.md`` and ``.json`` are in ``benchmark.out``.
     """
     if setting.rounds < 2:
-        raise ValueError(f"Bridge errors need two rounds or more, before and after; given rounds={setting.rounds}.")
-    made = cells(setting, momenta, grid.seeds, every)
-    results = run_grid(made, grid.out / "runs", workers=grid.workers, fresh=grid.fresh)
+        raise ValueError(f"Bridge errors compare consecutive rounds: give rounds=2 or more, not {setting.rounds}.")
+    made = cells(setting, momenta, benchmark.seeds, every)
+    results = run_grid(made, benchmark.out / "runs", workers=benchmark.workers, fresh=benchmark.fresh)
     by = {
         (place, momentum): [
-            estimates(results[f"momentum{momentum:g}/seed{seed}"]["history"], place) for seed in range(grid.seeds)
+            estimates(results[f"momentum{momentum:g}/seed{seed}"]["history"], place) for seed in range(benchmark.seeds)
         ]
         for place in PLACES
         for momentum in momenta
     }
-    from archipel.papers.fedspm.figure2_drawing import (
-        draw,  # matplotlib costs a second, and a grid's processes don't draw
-    )
+    from archipel.papers.fedspm.figure2_plot import draw
     from archipel.reports.figures import save
 
-    paths = save(draw({(place, momentum): found[0] for (place, momentum), found in by.items()}), grid.out, "figure2")
-    lines = [f"- {line}" for line in foot([_described(made[0])], grid.seeds, grid.command, grid.notes)]
+    paths = save(
+        draw({(place, momentum): found[0] for (place, momentum), found in by.items()}), benchmark.out, "figure2"
+    )
+    lines = [f"- {line}" for line in foot([_described(made[0])], benchmark.seeds, benchmark.command, benchmark.notes)]
     text = "\n".join([*(table(place, by, momenta) for place in PLACES), MEANING, "", *lines]) + "\n"
-    (grid.out / "figure2.md").write_text(text)
+    (benchmark.out / "figure2.md").write_text(text)
     numbers = [
         {"place": place, "momentum": momentum, "seed": seed} | asdict(found)
         for (place, momentum), all_seeds in by.items()
         for seed, found in enumerate(all_seeds)
     ]
-    (grid.out / "figure2.json").write_text(json.dumps([_plain(entry) for entry in numbers], indent=1) + "\n")
-    if grid.console is not None:
-        written = [*paths, grid.out / "figure2.md", grid.out / "figure2.json"]
-        grid.console.print(text, markup=False, highlight=False, soft_wrap=True)
-        grid.console.print(*written, sep="\n", markup=False, highlight=False, soft_wrap=True)
+    (benchmark.out / "figure2.json").write_text(
+        json.dumps({"about": provenance(), "runs": [_plain(entry) for entry in numbers]}, indent=1) + "\n"
+    )
+    if benchmark.console is not None:
+        written = [*paths, benchmark.out / "figure2.md", benchmark.out / "figure2.json"]
+        benchmark.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        benchmark.console.print(*written, sep="\n", markup=False, highlight=False, soft_wrap=True)
     return results
 
 
 def table(place: Place, by: Mapping[tuple[Place, float], Sequence[Estimates]], momenta: Sequence[float]) -> str:
-    """The last values for each momentum, the first seed's, in Markdown."""
+    """Return the first seed's last values for each momentum in Markdown."""
     lines = [
         f"**{place}: {PLACES[place]}**\n",
         "| μ | gradient | Γ̂₂ | Σδ̂/√T | Σε̂/T | T | gaps |",
@@ -155,5 +159,5 @@ def _number(value: float) -> str:
 
 
 def _plain(entry: dict[str, Any]) -> dict[str, Any]:
-    """In JSON's types, which know no NaN."""
+    """Replace NaN, which JSON does not have, by ``None``."""
     return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in entry.items()}

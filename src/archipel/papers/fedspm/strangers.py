@@ -1,13 +1,12 @@
-"""Strangers to Fashion-MNIST, digits and letters, among queries to a trained FedSPM, and the calibration of its router.
+"""Digits and letters among the queries to a FedSPM of Fashion-MNIST, and the calibration of its router.
 
-Strangers come as they are, grey, and dressed: with the colours and light of a client drawn by chance, and its
-components' inversion, so that nothing but what they show gives them away.
+The strangers come in two forms: grey, as in their data sets, and transformed like a client's images, with the colours
+and light of a client drawn at random and its components' inversion. In the second form only their content differs.
 """
 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,11 +26,11 @@ from archipel.drm.refit import refitted
 from archipel.drm.reliability import reliability
 from archipel.drm.strangers import Watch, p_values
 from archipel.experiments.building import federation_from
-from archipel.experiments.environment import environment
 from archipel.experiments.reading import read_config
 from archipel.experiments.running import train
-from archipel.papers.fedspm.routing import draw_reliability
+from archipel.papers.fedspm.routing_figure import draw_reliability
 from archipel.reports.figures import COLOURS, bare, save
+from archipel.reports.provenance import provenance
 from archipel.runs.answers import PIECE
 from archipel.runs.run import Run
 
@@ -40,39 +39,39 @@ LEVEL = 0.05
 
 
 def strange_queries(components: int, clients: int, data_dir: Path | None, most: int = 1500) -> dict[str, Tensor]:
-    """``(n, 3, 28, 28)`` uint8 by name: scikit-learn's digits and FEMNIST's letters, as they are and dressed.
+    """Return scikit-learn's digits and FEMNIST's letters, grey and transformed, uint8 ``(n, 3, 28, 28)`` each.
 
     Args:
-        components: C of the federation whose clothes they wear.
+        components: C of the federation whose transformations are applied.
         clients: m.
         data_dir: where FEMNIST is.
-        most: queries of each kind.
+        most: largest number of queries of each kind.
     """
     femnist = load_source("femnist", data_dir)
-    letters = 255 - femnist.x[femnist.y >= 10]  # black background, as the others have
+    letters = 255 - femnist.x[femnist.y >= 10]  # black background, like the others
     grey = {"digits": sized(digits(), 28), "letters": letters if letters.dim() == 4 else letters[:, None]}
     generator = torch.Generator().manual_seed(0)
     found: dict[str, Tensor] = {}
     for name, images in grey.items():
         chosen = images[torch.randperm(len(images), generator=generator)[:most]]
         found[name] = chosen.expand(-1, 3, -1, -1).contiguous()
-        dressed = torch.empty_like(found[name])
+        transformed = torch.empty_like(found[name])
         owner = torch.randint(clients, (len(chosen),), generator=generator)
         component = torch.randint(components, (len(chosen),), generator=generator)
         for i in range(clients):
-            dressed[owner == i] = dual_transform(chosen[owner == i], component[owner == i], i)
-        found[f"dressed {name}"] = dressed
+            transformed[owner == i] = dual_transform(chosen[owner == i], component[owner == i], i)
+        found[f"transformed {name}"] = transformed
     return found
 
 
 def contenders(run: Run, watch: Watch) -> dict[str, Score]:
-    """Scores that are low for strangers: the density of :class:`Watch`, and what ratios alone can say."""
+    """Return scores that are low for strangers: the density of :class:`Watch`, and two of density ratios."""
     algorithm, server = run.algorithm, run.server
     assert isinstance(algorithm, FedSPM)
 
     @torch.no_grad()
     def log_weighted(x: Tensor) -> Tensor:
-        """Log τ_ic + γ_ic + ξ_icᵀh(x), ``(n, m)`` over components summed."""
+        """Return log Σ_c exp(log τ_ic + γ_ic + ξ_icᵀh(x)), ``(n, m)``."""
         ratios = [algorithm.log_ratios(server["ratio"], piece)[0] for piece in x.split(PIECE)]
         return torch.logsumexp(torch.cat(ratios).double() + server["tau"].double().log(), dim=2)
 
@@ -84,7 +83,7 @@ def contenders(run: Run, watch: Watch) -> dict[str, Score]:
 
 
 def judge(run: Run, federation: Federation, data_dir: Path | None = None) -> tuple[dict[str, Any], Figure]:
-    """False alarms on test examples, strangers told, and areas under ROC curves, of each score.
+    """Measure false alarms on test examples, detected strangers, and areas under ROC curves, for each score.
 
     Args:
         run: of FedSPM on Fashion-MNIST under dual heterogeneity, with validation examples.
@@ -134,15 +133,15 @@ def judge(run: Run, federation: Federation, data_dir: Path | None = None) -> tup
     }
     drawn = Figure(figsize=(10.6, 3.6), layout="constrained")
     axes = drawn.subplots(1, 3)
-    for place, dressed in zip(axes[:2], (False, True), strict=True):
-        _roc(place, values, [kind for kind in strange if kind.startswith("dressed") == dressed])
-        place.set_title("strangers in clients' clothes" if dressed else "strangers as they are", fontsize=10)
+    for place, transformed in zip(axes[:2], (False, True), strict=True):
+        _roc(place, values, [kind for kind in strange if kind.startswith("transformed") == transformed])
+        place.set_title("strangers transformed like clients" if transformed else "strangers, grey", fontsize=10)
     draw_reliability(axes[2], found)
     return numbers, drawn
 
 
 def report(rounds: int, out_dir: Path, *, fresh: bool = False, data_dir: Path | None = None) -> list[Path]:
-    """Trains the preset fmnist-fedspm-incremental with validation examples, or goes on with it, and judges it.
+    """Train the preset fmnist-fedspm-incremental with validation examples, or resume it, and measure its scores.
 
     Returns:
         ``strangers.json``, and the figure in its two forms.
@@ -152,9 +151,9 @@ def report(rounds: int, out_dir: Path, *, fresh: bool = False, data_dir: Path | 
     federation = federation_from(config)
     run = train(config, out_dir / "run", federation=federation, fresh=fresh).run
     numbers, drawn = judge(run, federation, data_dir)
-    about = {"command": f"archipel bench strangers --rounds {rounds}", "date": time.strftime("%Y-%m-%d")}
+    about = {"command": f"archipel bench strangers --rounds {rounds}"}
     table = out_dir / "strangers.json"
-    table.write_text(json.dumps({"about": about | environment()} | numbers, indent=1) + "\n")
+    table.write_text(json.dumps({"about": about | provenance()} | numbers, indent=1) + "\n")
     return [table, *save(drawn, out_dir, "strangers")]
 
 

@@ -1,4 +1,4 @@
-"""Theorem 1 of FedSPM in numbers: the bound beside what it bounds, on a problem whose constants are all known.
+"""FedSPM's Theorem 1 in numbers: the bound and what it bounds, on a problem whose constants are all known.
 
 Z. Wang, P. Li, G. Yang, Q. Zhang: FedSPM: routing-enabled federated learning under dual heterogeneity via
 semiparametric mixture. arXiv 2607.04085, 2026; Theorem 1, with the constants of its proof (App. C.6.3).
@@ -9,16 +9,14 @@ Client i holds f_i(φ) = L/2 ‖φ − a_i‖²; its stochastic gradient is L (�
     Σ ρ_i ‖∇f_i(φ)‖² = L² Σ ρ_i ‖a_i − ā‖² + ‖∇f(φ)‖²:  Γ₀ is the first term and Γ₁ = 1, with equality.
 
 Surrogate and exact objective are the same here: Γ₂ = 1 and δ = ε = 0. What is tested is the theorem's account of the
-optimiser, local SGD with momentum; of the bridge it is silent.
+optimiser, local SGD with momentum; nothing is tested of the bridge.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -49,9 +47,9 @@ class Point:
     Args:
         momentum: μ.
         rounds: T.
-        measured: mean over t < T and over repetitions of ‖∇f(φ^(t))‖².
+        measured: mean over t < T and repetitions of ‖∇f(φ^(t))‖².
         error: its standard error over repetitions.
-        exact: its expectation, by the recursion for quadratics.
+        exact: its expectation, from the recursion for quadratics.
         gap, noise, drift: the bound's three terms.
     """
 
@@ -71,19 +69,19 @@ class Point:
 
 
 def minima() -> Tensor:
-    """``(m, d)`` float64 a_i, about ā = 0."""
+    """Return the a_i, float64 of shape ``(m, d)``, with ā = 0."""
     drawn = keys.normal(keys.key(1), len(SIZES), DIMENSION, dtype=torch.float64)
     return drawn - shares() @ drawn
 
 
 def shares() -> Tensor:
-    """``(m,)`` ρ_i."""
+    """Return the ρ_i, shape ``(m,)``."""
     sizes = torch.tensor(SIZES, dtype=torch.float64)
     return sizes / sizes.sum()
 
 
 def factors(momentum: float, steps: int) -> tuple[float, float]:
-    """a_E = Σ_e μ_(E,e) and s_E = Σ_e μ_(E,e)², with μ_(E,e) = (1 − μ^(E−e))/(1 − μ).
+    """Return a_E = Σ_e μ_(E,e) and s_E = Σ_e μ_(E,e)², with μ_(E,e) = (1 − μ^(E−e))/(1 − μ).
 
     >>> factors(0.0, 5)
     (5.0, 5.0)
@@ -95,16 +93,16 @@ def factors(momentum: float, steps: int) -> tuple[float, float]:
 
 
 def bound(momentum: float, rounds: int) -> tuple[float, float, float]:
-    """The bound's terms: 4 (F⁰ − F*)/(a_E η T), 4 s_E L η σ² Σρ_i²/a_E and 12 L² η² (a_E² Γ₀ + s_E σ²).
+    """Return the bound's terms 4 (F⁰ − F*)/(a_E η T), 4 s_E L η σ² Σρ_i²/a_E and 12 L² η² (a_E² Γ₀ + s_E σ²).
 
     Raises:
-        ValueError: η is beyond the theorem's, η L a_E < min(1/3, 1/√(3 + 8 Γ₁)).
+        ValueError: η does not satisfy the theorem's condition η L a_E < min(1/3, 1/√(3 + 8 Γ₁)).
     """
     a, s = factors(momentum, STEPS)
     L, eta = SMOOTHNESS, RATE / math.sqrt(rounds)
     if not eta * L * a < min(1 / 3, 1 / math.sqrt(3 + 8)):
         raise ValueError(
-            f"η L a_E is {eta * L * a:.3g} with μ = {momentum} and T = {rounds}; the theorem wants < 0.301."
+            f"η L a_E is {eta * L * a:.3g} with μ = {momentum} and T = {rounds}; the theorem requires less than 0.301."
         )
     rho = shares()
     heterogeneity = float(L**2 * (rho @ minima().square().sum(1)))
@@ -114,7 +112,7 @@ def bound(momentum: float, rounds: int) -> tuple[float, float, float]:
 
 
 def exact(momentum: float, rounds: int) -> float:
-    """E of the mean of ‖∇f(φ^(t))‖² over t < T: a round multiplies φ − ā by P and adds noise of variance V.
+    """Return the expected mean of ‖∇f(φ^(t))‖² over t < T: a round multiplies φ − ā by P and adds noise of variance V.
 
     A local run is linear: with u the distance to a_i, d ← μ d + L u + ω and u ← u − η d.
     """
@@ -139,7 +137,7 @@ def exact(momentum: float, rounds: int) -> float:
 
 @dataclass(frozen=True)
 class Noisy:
-    """The task: R independent copies of the problem side by side; an example's ``y`` is a_i, ``x`` ω, ``(R, d)``."""
+    """The task: R independent copies of the problem; an example's ``y`` is a_i and its ``x`` is ω, ``(R, d)`` each."""
 
     def init(self, key: Tensor) -> Tree:
         start = torch.zeros(REPETITIONS, DIMENSION, dtype=torch.float64)
@@ -157,12 +155,12 @@ class Noisy:
 
 
 def fresh(x: Tensor, key: Tensor) -> Tensor:
-    """A new ω at every step, where an image would be augmented."""
+    """Draw a new ω at every step, in the place of an augmentation."""
     return math.sqrt(NOISE / DIMENSION) * keys.normal(key, *x.shape, dtype=torch.float64)
 
 
 def federation() -> Federation:
-    """Clients that hold n_i times the same example, so that batches of one are exact but for ω."""
+    """Return clients that hold n_i copies of one example, so that batches of one are exact except for ω."""
     clients = []
     for i, (size, a) in enumerate(zip(SIZES, minima(), strict=True)):
         y = a.expand(size, REPETITIONS, DIMENSION).contiguous()
@@ -172,7 +170,7 @@ def federation() -> Federation:
 
 
 def point(momentum: float, rounds: int, seed: int = 0) -> Point:
-    """Runs :class:`archipel.FedAvg` with :class:`archipel.SGD`, and sets the bound beside what it measured."""
+    """Run :class:`archipel.FedAvg` with :class:`archipel.SGD`, and return measured values and bound."""
     terms = bound(momentum, rounds)
     local = SGD(lr=RATE / math.sqrt(rounds), steps=STEPS, batch=1, momentum=momentum, augment=fresh)
     phis = [Noisy().init(keys.key(0))["phi"]]
@@ -184,34 +182,3 @@ def point(momentum: float, rounds: int, seed: int = 0) -> Point:
     squares = SMOOTHNESS**2 * torch.stack(phis[:-1]).square().sum(2).mean(0)  # over t; ā = 0
     error = float(squares.std() / math.sqrt(REPETITIONS))
     return Point(momentum, rounds, float(squares.mean()), error, exact(momentum, rounds), *terms)
-
-
-def theorem1(out: Path, momenta: Sequence[float] = MOMENTA, rounds: Sequence[int] = ROUNDS) -> list[Path]:
-    """Measures, and writes ``theorem1.png``, ``.pdf``, ``.md`` and ``.json``."""
-    from archipel.papers.fedspm.theorem1_drawing import draw  # matplotlib costs a second
-    from archipel.reports.figures import save
-
-    points = [point(momentum, T) for momentum in momenta for T in rounds]
-    paths = save(draw(points), out, "theorem1")
-    (out / "theorem1.md").write_text(table(points))
-    (out / "theorem1.json").write_text(json.dumps([asdict(p) | {"bound": p.bound} for p in points], indent=1) + "\n")
-    return [*paths, out / "theorem1.md", out / "theorem1.json"]
-
-
-def table(points: Sequence[Point]) -> str:
-    """Measured and bound in Markdown, with the settings below."""
-    lines = [
-        "| μ | T | measured | expected | bound | gap | noise | drift |",
-        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for p in points:
-        numbers = (p.exact, p.bound, p.gap, p.noise, p.drift)
-        shown = " | ".join(f"{number:.3g}" for number in numbers)
-        lines.append(f"| {p.momentum:g} | {p.rounds} | {p.measured:.3g} ± {p.error:.1g} | {shown} |")
-    settings = (
-        f"\nMean of ‖∇f(φ^(t))‖² over t < T, ± its standard error over {REPETITIONS} repetitions; its expectation; "
-        f"Theorem 1's bound and its terms. Quadratic clients with L = {SMOOTHNESS:g}, σ² = {NOISE:g}, E = {STEPS}, "
-        f"η = {RATE:g}/√T, ρ = n_i/n of n_i = {', '.join(map(str, SIZES))}, ‖φ^(0) − ā‖ = {START:g}; Γ₁ = Γ₂ = 1, "
-        "δ = ε = 0.\n"
-    )
-    return "\n".join(lines) + "\n" + settings

@@ -19,6 +19,7 @@ from speed import measure as speed
 from speed import plan as speed_plan
 from speed import report as speed_report
 from speed import works_of_archipel as speed_archipel
+from speed.__main__ import main as speed_command
 from speed.peers import networks, shards
 from speed.work import Work, prepare
 
@@ -208,7 +209,7 @@ def test_contenders_are_processes_that_work_in_turns(folder):
         assert 0 < found[name]["first"] < 300
     # a full batch of the same examples from the same weights
     assert found["Archipel"]["moved"] == pytest.approx(found["floor"]["moved"], rel=1e-4)
-    text = speed_report.report(results, plan, {}, "archipel bench speed", "noise")
+    text = speed_report.report(results, plan, {}, "make speed", "noise")
     assert "| broken | failed: " in text
     assert "Flower (pip install flwr[simulation] torch)" in text
 
@@ -270,7 +271,7 @@ def test_targets_say_what_was_measured():
 
 def test_tables_show_times_shares_failures_and_who_is_missing():
     plan = speed_plan.fast()
-    text = speed_report.report(MADE_UP, plan, {"pfl": sys.executable}, "archipel bench speed --fast", "noise", True)
+    text = speed_report.report(MADE_UP, plan, {"pfl": sys.executable}, 'make speed ARGS="--fast"', "noise", True)
     assert text.startswith("**Stopped by Ctrl-C")
     assert "| Flower | 4,500.0 (4,000.0–5,000.0) | 0.65 (0.50–0.80) | 2.0 | 100 | 0.5 |" in text
     assert "| fluke | failed: out of memory |" in text
@@ -303,3 +304,16 @@ def test_interpreters_of_peers_are_found(tmp_path):
         speed.interpreters(None, {"pfl": str(tmp_path / "nothing")})
     with pytest.raises(ValueError, match="no workload 'W9'; there are W1"):
         speed_plan.full(["W9"])
+
+
+def test_the_command_refuses_wrong_words_with_a_sentence(capsys, tmp_path):
+    for words, sentence in (
+        (["--only", "W9"], "There is no workload 'W9'; there are W1, W2"),
+        (["--peer-python", "pfl"], "--peer-python takes NAME=PATH"),
+        (["--peer-python", "nobody=/bin/sh"], "There is no peer 'nobody'; there are pfl"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            speed_command([*words, "--out", str(tmp_path)])
+        assert ended.value.code == 2
+        assert sentence in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

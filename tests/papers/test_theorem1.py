@@ -7,8 +7,9 @@ from itertools import pairwise
 import pytest
 import torch
 
-from archipel.papers.fedspm import theorem1
+from archipel.papers.fedspm import theorem1, theorem1_report
 from archipel.papers.fedspm.theorem1 import bound, exact, factors, point
+from archipel.reports.provenance import provenance
 
 
 def test_factors_are_the_coefficients_of_the_unrolled_momentum():
@@ -86,14 +87,16 @@ def test_momentum_is_traded_between_start_and_noise():
 
 
 def test_a_learning_rate_beyond_the_theorems_is_refused():
-    with pytest.raises(ValueError, match=r"wants < 0\.301"):
+    with pytest.raises(ValueError, match=r"requires less than 0\.301"):
         bound(0.95, 4)
 
 
 def test_files(tmp_path):
-    written = theorem1.theorem1(tmp_path, momenta=(0.0,), rounds=(16, 17))
+    written = theorem1_report.theorem1(tmp_path, momenta=(0.0,), rounds=(16, 17))
     assert sorted(path.name for path in written) == ["theorem1.json", "theorem1.md", "theorem1.pdf", "theorem1.png"]
     numbers = json.loads((tmp_path / "theorem1.json").read_text())
+    assert sorted(numbers["about"]) == sorted(provenance())
+    numbers = numbers["points"]
     assert [entry["rounds"] for entry in numbers] == [16, 17]
     assert numbers[0]["bound"] == pytest.approx(sum(bound(0.0, 16)))
     row = (tmp_path / "theorem1.md").read_text().splitlines()[2]

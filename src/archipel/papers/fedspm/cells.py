@@ -1,4 +1,4 @@
-"""A benchmark's runs: every method on every data set with every seed, as cells of a grid, and what they found."""
+"""A benchmark's runs as cells of a grid: every method on every data set with every seed, and what they found."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Point:
     """One run of a benchmark.
 
     Args:
-        group: what is varied besides the method, as a data set or a degree of heterogeneity.
+        group: what varies besides the method, such as a data set or a degree of heterogeneity.
         method: a row of the table.
         config: of the run, with its seed.
-        cost: a round's time in FedAvg's.
+        cost: a round's time relative to FedAvg's.
     """
 
     group: str
@@ -35,14 +35,14 @@ class Point:
 
     @property
     def cell(self) -> Cell:
-        """The run, in a folder of its own."""
+        """The run as a cell with a folder of its own."""
         settings = self.config.model_dump(mode="json")
         name = f"{self.group}/{self.method}/seed{self.config.seed}"
         return Cell(name, trained, {"config": settings}, self.cost * self.config.rounds)
 
 
 def points(settings: Mapping[str, Setting], methods: Sequence[str], seeds: int) -> list[Point]:
-    """Every method in every setting with seeds 0, 1, …"""
+    """Return every method in every setting with seeds 0, 1, …"""
     return [
         Point(group, method, setting.config(method, seed), METHODS[method].cost)
         for group, setting in settings.items()
@@ -52,7 +52,7 @@ def points(settings: Mapping[str, Setting], methods: Sequence[str], seeds: int) 
 
 
 def trained(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """Trains a run, or what is missing of it, and tells what it found and what it cost.
+    """Train a run, or resume it, and return what it found and what it cost.
 
     Returns:
         The last round's metrics and clients' table; bytes of all clients and seconds a round. Seconds are the median,
@@ -82,10 +82,10 @@ def found(
     fresh: bool = False,
     console: Console | None = None,
 ) -> Found:
-    """Makes the runs that aren't made yet, and reports on all there are, even where some failed.
+    """Make the runs that are missing, and report on all of them, also if some failed.
 
     Raises:
-        CellsFailed: some runs failed; the report is about the others.
+        CellsFailed: some runs failed; the report covers the others.
     """
     cells = {point.cell.name: point for point in runs}
     failure: CellsFailed | None = None
@@ -104,18 +104,18 @@ def found(
 
 
 def metric(by: Found, group: str, method: str, name: str) -> list[float]:
-    """A metric's values, one a seed; empty where the method hasn't got it."""
+    """Return a metric's values, one a seed; empty if the method does not have the metric."""
     results = by.get((group, method), {})
     return [result["metrics"][name] for _, result in sorted(results.items()) if name in result["metrics"]]
 
 
 def cost(by: Found, group: str, method: str, name: str) -> list[float]:
-    """Bytes or seconds a round, one value a seed."""
+    """Return bytes or seconds a round, one value a seed."""
     return [float(result[name]) for _, result in sorted(by.get((group, method), {}).items())]
 
 
 def gain(by: Found, group: str, method: str, name: str = "average_accuracy", over: str = "local") -> list[float]:
-    """A metric's gain over another method's with the same seed, one value a seed that both have.
+    """Return a metric's gain over another method with the same seed, one value for each seed that both have.
 
     >>> runs = {("d", "a"): {0: {"metrics": {"average_accuracy": 0.75}}}}
     >>> gain(runs | {("d", "local"): {0: {"metrics": {"average_accuracy": 0.5}}}}, "d", "a")

@@ -12,7 +12,7 @@ from archipel.cli.main import app
 from archipel.drm.bridge import estimates
 from archipel.papers.fedspm import figure2
 from archipel.papers.fedspm.baselines import Setting
-from archipel.papers.fedspm.tables import Grid
+from archipel.papers.fedspm.report import Benchmark
 
 TINY = Setting(
     data={"source": "digits", "clients": 3},
@@ -24,13 +24,13 @@ TINY = Setting(
 
 
 def test_a_tiny_grid(tmp_path):
-    grid = Grid(tmp_path, workers=1, command="archipel bench …", console=Console(file=open(devnull, "w")))  # noqa: SIM115
+    grid = Benchmark(tmp_path, workers=1, command="archipel bench …", console=Console(file=open(devnull, "w")))  # noqa: SIM115
     results = figure2.figure2(TINY, grid, momenta=(0.0, 0.9), every=2)
     assert list(results) == ["momentum0/seed0", "momentum0.9/seed0"]
     histories = [result["history"] for result in results.values()]
     assert [[record["bridge"]["t"] for record in history] for history in histories] == [[2], [2]]
     assert histories[0] != histories[1]
-    numbers = json.loads((tmp_path / "figure2.json").read_text())
+    numbers = json.loads((tmp_path / "figure2.json").read_text())["runs"]
     assert [(entry["place"], entry["momentum"]) for entry in numbers] == [
         (place, momentum) for place in ("normalised", "balanced") for momentum in (0.0, 0.9)
     ]

@@ -1,4 +1,4 @@
-"""The figure of ``archipel bench paths``: one panel a method, theory as lines, runs as markers."""
+"""The figure of ``archipel bench paths``: a panel for each method, theory as lines, runs as markers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Ellipse
 
-from archipel.papers.consensus.paths import CURVATURES, EARLY, MINIMA, PATHS, Path, optimum
+from archipel.papers.consensus.path_theory import CURVATURES, EARLY, MINIMA, optimum
+from archipel.papers.consensus.paths import PATHS, Path
 from archipel.reports.figures import COLOURS, MARKERS, bare
 
 
 def draw(paths: Sequence[Path] = PATHS) -> Figure:
-    """Runs every method at its penalties, and draws where it ends over where theory says it does."""
+    """Run every method at its penalties, and draw its fixed points over the theory's."""
     columns = 4
     rows = -(-(len(paths) + 1) // columns)
     figure = Figure(figsize=(3.1 * columns, 2.9 * rows), layout="constrained")
@@ -29,7 +30,7 @@ def draw(paths: Sequence[Path] = PATHS) -> Figure:
 
 
 def panel(axes: Axes, path: Path) -> None:
-    """One method: its clients' models from local optima, at a penalty of 0, to wherever a large one leads."""
+    """Draw one method: its clients' models from their local optima, as the penalty grows."""
     landscape(axes)
     curve = path.curve()
     for k in range(len(MINIMA)):
@@ -53,7 +54,7 @@ def panel(axes: Axes, path: Path) -> None:
 
 
 def landscape(axes: Axes) -> None:
-    """Local optima with a contour of each client's loss, and the consensus."""
+    """Draw local optima with a contour of each client's loss, and the consensus."""
     for k, (curvature, minimum) in enumerate(zip(CURVATURES, MINIMA, strict=True)):
         values, directions = np.linalg.eigh(curvature)
         width, height = 2 * 0.28 / np.sqrt(values)
@@ -66,14 +67,14 @@ def landscape(axes: Axes) -> None:
 
 
 def legend(axes: Axes) -> None:
-    """What the lines and markers are."""
+    """Explain lines and markers."""
     clients = [
         Line2D([], [], color=COLOURS[k], marker=MARKERS[k], markeredgecolor="white", label=f"client {k + 1}")
         for k in range(len(MINIMA))
     ]
     meanings = [
         Line2D([], [], color="black", label="theory, as the penalty grows"),
-        Line2D([], [], color="black", marker="o", linestyle="", markersize=5, label="the algorithm, run to its end"),
+        Line2D([], [], color="black", marker="o", linestyle="", markersize=5, label="the algorithm's fixed point"),
         Line2D([], [], color="black", marker="o", linestyle=":", markerfacecolor="white", markersize=5),
         Line2D([], [], color="black", marker="*", linestyle="", markersize=10, label="consensus, min Σ f"),
         Line2D([], [], color="grey", marker="o", linestyle="", markerfacecolor="none", markersize=12),

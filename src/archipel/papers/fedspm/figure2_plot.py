@@ -1,4 +1,4 @@
-"""The drawing of ``archipel bench figure2``: a row a place where f is looked at, a panel a quantity, a line a μ."""
+"""The figure of ``archipel bench figure2``: rows by choice of γ, panels by quantity, lines by μ."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROWS = {"normalised": "one constant for all γ: ∇f is ∇F", "balanced": "each
 
 
 def draw(by: Mapping[tuple[str, float], Estimates]) -> Figure:
-    """Six panels, from estimates by place and momentum."""
+    """Draw six panels from estimates by choice of γ and momentum."""
     figure = Figure(figsize=(10.2, 5.4), layout="constrained")
     panels = figure.subplots(2, 3, sharex=True)
     momenta = list(dict.fromkeys(momentum for _, momentum in by))
@@ -50,7 +50,7 @@ def _gaps(found: Sequence[Estimates]) -> str:
 
 
 def panel(axes: Axes, found: Mapping[float, Estimates], name: str) -> None:
-    """One quantity against rounds; where no momentum has it, that is said."""
+    """Draw one quantity against rounds, or say that no momentum has it."""
     for i, (momentum, estimate) in enumerate(found.items()):
         if not estimate.t:
             continue

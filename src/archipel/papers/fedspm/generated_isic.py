@@ -1,4 +1,4 @@
-"""Generated pictures in Fed-ISIC2019's layout: to try the command on where the photographs aren't at hand."""
+"""Generated images in Fed-ISIC2019's layout, for trying the command without the photographs."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ SKIN = ((222, 180, 160), (238, 205, 190), (205, 160, 135), (230, 190, 185), (190
 
 
 def generated_isic(folder: Path, *, share: float = 0.04, seed: int = 0) -> Path:
-    """Writes FLamby's folder with pictures that are drawn by rule, unless it is there.
+    """Write FLamby's folder with images drawn by rule, unless it exists.
 
     A class is a colour and a roughness of a spot's edge, which comes in two kinds, a dark one and a pale one, mixed
     differently at every centre; a centre has its own light and its own share of classes. Nothing in them is medical.
 
     Args:
-        folder: where it goes; it is what ``data_dir`` is then.
-        share: of the numbers of images that FLamby's centres hold.
-        seed: of the pictures.
+        folder: to write to, afterwards used as ``data_dir``.
+        share: of the number of images that each of FLamby's centres holds.
+        seed: of the images.
 
     Returns:
         The folder.
@@ -50,12 +50,12 @@ def generated_isic(folder: Path, *, share: float = 0.04, seed: int = 0) -> Path:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
         writer.writerows(lines)
-    new.replace(split)  # last, and whole: where it is, all pictures are
+    new.replace(split)  # last and as a whole: if it exists, all images exist
     return folder
 
 
 def _spot(rng: np.random.Generator, target: int, skin: tuple[int, int, int], pale: bool) -> NDArray[np.uint8]:
-    """One picture (SIDE, SIDE, 3)."""
+    """Draw one image, ``(SIDE, SIDE, 3)``."""
     down, across = np.mgrid[0:SIDE, 0:SIDE] - (SIDE - 1) / 2 - rng.uniform(-4, 4, size=(2, 1, 1))
     angle, distance = np.arctan2(down, across), np.hypot(down, across)
     waves = 2 + target % 4  # the edge's lobes, and below the colour's angle, tell classes apart

@@ -1,6 +1,6 @@
-"""Routing as statistics: fitted density ratios against the Bayes rule, and how calibrated their posterior is.
+"""The figure of ``archipel bench routing``: fitted density ratios against the Bayes rule, and their calibration.
 
-Clients are normal with known centres, so that the best router is known too.
+Clients are normal with known centres, so the Bayes rule is known.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from archipel.drm.reliability import Reliability, reliability
 from archipel.reports.figures import COLOURS, MARKERS, bare
 
 FEWEST = 10
-"""Queries of a bin that is drawn."""
+"""Smallest number of queries of a bin that is drawn."""
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """What a router learnt from samples of one size.
+    """A router fitted to samples of one size.
 
     Args:
         size: examples of all clients together.
-        accuracy: how often queries are routed to whose they are, a number a repetition.
-        regret: by how much the true posterior of the chosen client is below the largest, on average over queries; a
-            number a repetition.
+        accuracy: share of queries routed to their own client, one number for each repetition.
+        regret: largest true posterior less that of the chosen client, averaged over queries; one number for each
+            repetition.
         reliability: of the first repetition's posterior.
     """
 
@@ -42,13 +42,16 @@ class Lesson:
 
 
 def three_clients() -> GaussianMixture:
-    """N(μ_i, I) in the plane with shares 0.5, 0.3 and 0.2: log density ratios are linear in x, and clients overlap."""
+    """Return clients N(μ_i, I) in the plane with shares 0.5, 0.3 and 0.2.
+
+    Their log density ratios are linear in x, and they overlap.
+    """
     means = torch.tensor([[0.0, 0.0], [1.5, 0.0], [0.5, 1.5]]).reshape(3, 1, 1, 2)
     return GaussianMixture(torch.tensor([0.5, 0.3, 0.2]), torch.ones(3, 1), torch.ones(3, 1, 1), means, std=1.0)
 
 
 def draw(truth: GaussianMixture, sizes: Sequence[int], rng: np.random.Generator) -> list[Tensor]:
-    """So many examples of each client, ``(n_i, d)`` float64 each."""
+    """Draw examples of each client, float64 ``(n_i, d)`` each."""
     centres = truth.means[:, 0, 0]
     return [
         centre + truth.std * torch.from_numpy(rng.normal(size=(n, len(centre))))
@@ -59,16 +62,16 @@ def draw(truth: GaussianMixture, sizes: Sequence[int], rng: np.random.Generator)
 def learn(
     truth: GaussianMixture, sizes: Sequence[int], queries: int = 50_000, repetitions: int = 10
 ) -> tuple[float, Reliability, list[Lesson]]:
-    """Fits density ratios to samples of several sizes, and compares their routing with the Bayes rule's.
+    """Fit density ratios to samples of several sizes, and compare their routing with the Bayes rule.
 
     Args:
         truth: normal clients of one component and one class each.
-        sizes: examples of all clients together, divided by ρ.
-        queries: how many, divided by ρ.
+        sizes: examples of all clients together, divided among them by ρ.
+        queries: number of queries, divided by ρ.
         repetitions: samples of each size.
 
     Returns:
-        The Bayes rule's accuracy, its reliability, and a lesson a size.
+        The Bayes rule's accuracy and reliability, and a lesson for each size.
     """
     shares = truth.rho
     x, origin = _with_origin(draw(truth, _counts(queries, shares), np.random.default_rng(0)))
@@ -89,7 +92,7 @@ def learn(
 
 
 def figure(best: float, ideal: Reliability, lessons: Sequence[Lesson]) -> Figure:
-    """Left: what is lost against the Bayes rule, by sample size. Right: reliability diagrams."""
+    """Draw the accuracy lost against the Bayes rule by sample size, and reliability diagrams."""
     drawn = Figure(figsize=(8.4, 3.7), layout="constrained")
     left, right = drawn.subplots(1, 2)
     sizes = np.array([lesson.size for lesson in lessons])
@@ -108,7 +111,7 @@ def figure(best: float, ideal: Reliability, lessons: Sequence[Lesson]) -> Figure
 
 
 def draw_reliability(axes: Axes, found: Mapping[str, Reliability]) -> None:
-    """Accuracy against confidence, ± a standard error a bin, for each router; bins of few queries aren't drawn."""
+    """Draw accuracy against confidence ± a standard error for each router, leaving out bins of few queries."""
     axes.plot([0, 1], [0, 1], "--", color="#8C8C8C", linewidth=1)
     for i, (name, one) in enumerate(found.items()):
         full = one.count >= FEWEST

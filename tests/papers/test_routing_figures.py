@@ -6,10 +6,10 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from archipel import SGD, FedSPM, Network, classification, fit
-from archipel.data import digits, dual_heterogeneity
-from archipel.data.dual_heterogeneity import dual_transform
+from archipel.data.dual_heterogeneity import dual_heterogeneity, dual_transform
+from archipel.data.sources.scikit import digits
 from archipel.drm.strangers import Watch
-from archipel.papers.fedspm.routing import figure, learn, three_clients
+from archipel.papers.fedspm.routing_figure import figure, learn, three_clients
 from archipel.papers.fedspm.strangers import judge, strange_queries
 
 
@@ -38,17 +38,17 @@ def bayes_accuracy():
     return np.max(densities, axis=0).sum() * 0.05**2
 
 
-def test_strangers_are_dressed_like_clients(data_dir):
+def test_strangers_are_transformed_like_clients(data_dir):
     found = strange_queries(2, 3, data_dir, most=20)
-    assert set(found) == {"digits", "letters", "dressed digits", "dressed letters"}
+    assert set(found) == {"digits", "letters", "transformed digits", "transformed letters"}
     for plain in ("digits", "letters"):
-        grey, dressed = found[plain], found[f"dressed {plain}"]
-        assert grey.shape == dressed.shape == (20, 3, 28, 28)
+        grey, transformed = found[plain], found[f"transformed {plain}"]
+        assert grey.shape == transformed.shape == (20, 3, 28, 28)
         assert bool((grey[:, 0] == grey[:, 2]).all())
         wardrobe = torch.stack(
             [dual_transform(grey[:, :1], torch.full((20,), c), i) for i in range(3) for c in range(2)], 1
         )
-        assert bool((wardrobe == dressed[:, None]).flatten(2).all(2).any(1).all())
+        assert bool((wardrobe == transformed[:, None]).flatten(2).all(2).any(1).all())
 
 
 def test_strangers_are_judged_by_rates_and_areas(data_dir):

@@ -13,15 +13,17 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from archipel.cli.main import app
-from archipel.data import load_source
-from archipel.experiments import build, load
-from archipel.experiments.grids import CellsFailed
-from archipel.papers.fedspm import fed_isic, paper
-from archipel.papers.fedspm import tables as fedspm
+from archipel.data.sources.catalogue import load_source
+from archipel.experiments.building import build
+from archipel.experiments.grids.grid import CellsFailed
+from archipel.experiments.loading import load
+from archipel.papers.fedspm import accuracy_tables as fedspm
+from archipel.papers.fedspm import figure3, figure4
+from archipel.papers.fedspm import published as paper
 from archipel.papers.fedspm.baselines import DEFAULT, METHODS, PAPER, Setting, chosen, fast, full
-from archipel.papers.fedspm.generated import generated_isic
-from archipel.papers.fedspm.points import cost, gain, metric
-from archipel.reports import grid_figures as drawing
+from archipel.papers.fedspm.cells import cost, gain, metric
+from archipel.papers.fedspm.generated_isic import generated_isic
+from archipel.papers.fedspm.report import Benchmark
 from archipel.reports.tables import Column, Entry, Table, as_csv, for_terminal, latex, markdown, ranks
 
 TINY = Setting(
@@ -36,7 +38,7 @@ QUIET = Console(file=open(devnull, "w"))  # noqa: SIM115 (as long as the tests)
 
 
 def grid(out, **more):
-    return fedspm.Grid(out, workers=1, command="archipel bench …", console=QUIET, **more)
+    return Benchmark(out, workers=1, command="archipel bench …", console=QUIET, **more)
 
 
 def test_ranks_with_ties():
@@ -259,7 +261,7 @@ def test_a_second_call_trains_nothing_and_more_seeds_only_what_is_missing(tables
         asked.append((config.name, config.seed))
         raise ValueError("no more training")
 
-    monkeypatch.setattr("archipel.papers.fedspm.points.train", refuse)
+    monkeypatch.setattr("archipel.papers.fedspm.cells.train", refuse)
     assert fedspm.table1({"digits": TINY}, ("fedavg", "local", "fedspm"), grid(out, seeds=2)) == by
     assert asked == []
     with pytest.raises(CellsFailed, match=r"1 of 3 cells failed(.|\n)*fedavg/seed2: no more training"):
@@ -291,7 +293,7 @@ def test_table2_varies_one_heterogeneity_at_a_time(tmp_path):
 
 
 def test_figure3_varies_the_number_of_components(tmp_path):
-    by = fedspm.figure3(TINY, (1, 2), grid(tmp_path))
+    by = figure3.figure3(TINY, (1, 2), grid(tmp_path))
     for C in (1, 2):
         run = load(tmp_path / "runs" / f"c{C}" / "fedspm" / "seed0")
         assert run.algorithm.components == C
@@ -299,16 +301,16 @@ def test_figure3_varies_the_number_of_components(tmp_path):
         assert by[f"c{C}", "fedspm"][0]["metrics"] == run.metrics
     with Image.open(tmp_path / "figure3.png") as picture:
         assert min(picture.size) > 300
-    drawn = drawing.against_components({1: Entry(50.0, 2.0), 3: Entry(60.0, None)})
+    drawn = figure3.against_components({1: Entry(50.0, 2.0), 3: Entry(60.0, None)})
     (line,) = [line for line in drawn.axes[0].get_lines() if line.get_linestyle() == "-"]
     assert line.get_xydata().tolist() == [[1, 50], [3, 60]]
 
 
 def test_figure4_on_generated_pictures_says_so(tmp_path):
-    by = fed_isic.figure4(grid(tmp_path), "fedavg,fedspm", fast=True, rounds=1, size=32, generated=True, share=0.004)
+    by = figure4.fed_isic(grid(tmp_path), "fedavg,fedspm", fast=True, rounds=1, size=32, generated=True, share=0.004)
     text = (tmp_path / "figure4.md").read_text()
     assert "**Generated pictures in Fed-ISIC2019's layout (not the real data)**" in text
-    assert "weren't at hand" in text
+    assert "were not available" in text
     for ending in ("png", "pdf"):
         assert (tmp_path / f"figure4.{ending}").stat().st_size > 5_000
     clients = by["fed-isic2019", "fedspm"][0]["clients"]
@@ -355,6 +357,6 @@ def test_bars_are_drawn_for_those_who_have_the_metric():
         "System": {"fedavg": Entry(40.0, 1.0), "fedspm": Entry(50.0)},
         "Routing": {"fedavg": None, "fedspm": Entry(90.0)},
     }
-    figure = drawing.bars(panels, {"fedavg": "FedAvg (1×)", "fedspm": "FedSPM (1×)"}, "title")
+    figure = figure4.bars(panels, {"fedavg": "FedAvg (1×)", "fedspm": "FedSPM (1×)"}, "title")
     assert [[bar.get_height() for bar in axes.patches] for axes in figure.axes] == [[40, 50], [90]]
     assert [label.get_text() for label in figure.axes[1].get_xticklabels()] == ["FedSPM"]

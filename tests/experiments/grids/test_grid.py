@@ -13,9 +13,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from archipel.experiments.grids import Cell, CellsFailed, run_grid
 from archipel.experiments.grids.display import time_left
-from archipel.experiments.grids.grid import perform
+from archipel.experiments.grids.grid import Cell, CellsFailed, perform, run_grid
 from archipel.experiments.grids.lock import alone
 from archipel.experiments.grids.workers import in_processes
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from archipel.papers.federated_em import report as em_report
-from archipel.papers.federated_em import runs as em
+from archipel.papers.federated_em import stationarity as em
 
 
 def test_the_pool_is_the_same_however_many_clients_share_it():

@@ -1,12 +1,12 @@
-"""Federated EM on clients that differ: how near a root it is after so many rounds, expectations and bits.
+"""Federated EM on heterogeneous clients: its distance from a root by rounds, expectations and bits.
 
-The claims of A. Dieuleveut, G. Fort, E. Moulines, G. Robin (NeurIPS 2021) on a problem small enough to look at all of
-them: a spherical Gaussian mixture in four dimensions, 1,280 examples, which are sorted by component with some noise and
-cut into equal parts, one a client. However many clients there are, the pool and the root are the same, so that without
-compression and with all data all curves are one.
+This tests the claims of A. Dieuleveut, G. Fort, E. Moulines, G. Robin (NeurIPS 2021) on a small problem: a spherical
+Gaussian mixture in four dimensions with 1,280 examples, sorted by component with some noise and cut into equal parts,
+one for each client. The pool and the root do not depend on the number of clients, so that all curves coincide without
+compression and with all data.
 
 ε-stationarity is ‖h(Ŝ)‖² ≤ ε, measured after every round on all data, outside of the algorithm. A run *reaches* ε in
-the first round that begins five whose mean is no more than ε.
+the first of five consecutive rounds whose mean is at most ε.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ CURVES: dict[str, Settings] = {
     "VR-FedEM": {"batch": 8, "inner": 10},
     "VR-FedEM, dithering": {"batch": 8, "inner": 10, "compressor": ["Dithering", {"levels": 2}]},
 }
-"""The methods of the first figure; all take steps of 0.5."""
+"""The methods of the first figure; all use steps of 0.5."""
 
 RATES = (0.5, 0.2, 0.08)
 """Steps where minibatches are noisy."""
@@ -59,7 +59,7 @@ SPARSE = {0: 18, 1: 9, 2: 6, 5: 3}
 
 
 def problem(clients: int) -> Federation:
-    """The pool, cut into equal parts of examples that belong together."""
+    """Return the pool, cut into equal parts of similar examples."""
     rng = np.random.default_rng(0)
     z = rng.choice(COMPONENTS, EXAMPLES)
     x = 1.8 * np.eye(COMPONENTS, DIMENSION)[z] + rng.normal(size=(EXAMPLES, DIMENSION))
@@ -73,7 +73,7 @@ def problem(clients: int) -> Federation:
 
 
 def start() -> Tree:
-    """θ_0, away from the root and the same for all."""
+    """Return θ_0, away from the root and the same for all methods."""
     mean = 0.6 + 0.5 * np.random.default_rng(1).normal(size=(COMPONENTS, DIMENSION))
     return {
         "weight": torch.full((COMPONENTS,), 1 / COMPONENTS, dtype=torch.float64),
@@ -83,14 +83,14 @@ def start() -> Tree:
 
 
 def follow(folder: Path, *, clients: int, rounds: int, seed: int, settings: Settings) -> dict[str, Any]:
-    """A grid's cell: ‖h(Ŝ)‖² after every round, and what had been spent by then.
+    """Run a grid's cell: return ‖h(Ŝ)‖² after every round, with cumulative expectations and bits.
 
     Args:
-        folder: not used, the run is short.
+        folder: not used, because the run is short.
         clients: n.
         rounds: how many.
         seed: of compression and minibatches; the data are always the same.
-        settings: of FedEM, or with ``"inner"`` of VR-FedEM; a compressor by its name and fields.
+        settings: of FedEM, or of VR-FedEM if they hold ``"inner"``; a compressor is given by its name and fields.
     """
     name, fields = settings.get("compressor", ["Identity", {}])
     compressor: Any = COMPRESSORS[name](**fields)
@@ -114,7 +114,7 @@ def follow(folder: Path, *, clients: int, rounds: int, seed: int, settings: Sett
 
 
 def curves(seeds: int = 3, rounds: int = 250, clients: int = 16) -> list[Cell]:
-    """The runs of the first figure."""
+    """Return the cells of the first figure."""
     return [
         Cell(f"curves/{place}-seed{seed}", follow, _arguments(clients, rounds, seed, {"rate": 0.5} | settings))
         for place, settings in enumerate(CURVES.values())
@@ -123,16 +123,16 @@ def curves(seeds: int = 3, rounds: int = 250, clients: int = 16) -> list[Cell]:
 
 
 def compression(rounds: int = 200, clients: Sequence[int] = (4, 16, 64, 256)) -> list[Cell]:
-    """All data in every round, σ² = 0: rounds by n and ω, with steps to choose the best from."""
+    """Return cells with all data in every round (σ² = 0), for several n, ω and steps."""
     return [
         _cell("compression", n, omega, rate, rounds, {"rate": rate}, cost=1 + n / 64)
         for n, omega, rate in product(clients, SPARSE, (1.0, 0.5, 0.25))
-        if n < 256 or rate > 0.25  # where n is large, large steps are the best
+        if n < 256 or rate > 0.25  # for large n, large steps are best
     ]
 
 
 def noise(rounds: int = 300, clients: Sequence[int] = (16, 64), batches: Sequence[int] = (16, 64)) -> list[Cell]:
-    """Minibatches drawn with replacement: rounds by n, b and ω, with steps to choose the best from."""
+    """Return cells with minibatches drawn with replacement, for several n, b, ω and steps."""
     return [
         _cell(f"noise/b{b}", n, omega, rate, rounds, {"rate": rate, "batch": b, "replacement": True}, cost=2)
         for b, n, omega, rate in product(batches, clients, (0, 5), RATES)
@@ -150,7 +150,7 @@ def _arguments(clients: int, rounds: int, seed: int, settings: Settings) -> Sett
 
 
 def reached(trace: Trace, epsilon: float) -> int | None:
-    """The round in which a run reaches ε, from 1, or ``None``.
+    """Return the round, counted from 1, in which a run reaches ε, or ``None``.
 
     >>> reached({"stationarity": [9, 1, 9, 1, 1, 1, 1, 1, 9]}, epsilon=1)
     4
@@ -163,6 +163,6 @@ def reached(trace: Trace, epsilon: float) -> int | None:
 
 
 def fewest(traces: Sequence[Trace], epsilon: float) -> int | None:
-    """The fewest rounds to ε over runs with several steps."""
+    """Return the smallest number of rounds to ε over several runs."""
     found = [rounds for trace in traces if (rounds := reached(trace, epsilon)) is not None]
     return min(found, default=None)

@@ -1,13 +1,13 @@
-"""What the FedSPM paper reports, in per cent: Tables 1 and 2 of arXiv 2607.04085.
+"""The numbers that the FedSPM paper publishes, in per cent: Tables 1 and 2 of arXiv 2607.04085.
 
-Rows are the names that :data:`archipel.papers.fedspm.baselines.METHODS` has for the methods; FedEM is Marfoq et al.'s,
-ClusterFL is IFCA. Table 1 is mean ± standard deviation over three seeds, Table 2 gives means alone.
+Rows are named as in :data:`archipel.papers.fedspm.baselines.METHODS`. FedEM is the method of Marfoq et al., and
+ClusterFL is IFCA. Table 1 gives means ± standard deviations over three seeds, Table 2 gives means.
 """
 
 from __future__ import annotations
 
 DATA = ("fashion-mnist", "cifar10", "cifar100")
-"""The columns of Table 1; CIFAR-100 is learnt by its 20 superclasses."""
+"""The columns of Table 1; the labels of CIFAR-100 are its 20 superclasses."""
 
 _TABLE1 = {
     # system accuracy: FMNIST, CIFAR-10, CIFAR-100; average accuracy: the same
@@ -47,7 +47,7 @@ METRICS = ("system_accuracy", "average_accuracy")
 
 
 def table1(method: str, source: str, metric: str) -> tuple[float, float] | None:
-    """Mean and standard deviation of a method's accuracy, in per cent; ``None`` where the paper has none.
+    """Return mean and standard deviation of a method's accuracy in per cent; ``None`` if the paper has none.
 
     >>> table1("fedspm", "cifar10", "system_accuracy")
     (48.39, 0.21)
@@ -60,7 +60,7 @@ def table1(method: str, source: str, metric: str) -> tuple[float, float] | None:
 
 
 def table2(method: str, alphas: tuple[float, float], metric: str) -> float | None:
-    """A method's accuracy on Fashion-MNIST at (α_inter, α_intra), in per cent; ``None`` where the paper has none.
+    """Return a method's accuracy on Fashion-MNIST at (α_inter, α_intra) in per cent; ``None`` if the paper has none.
 
     >>> table2("feddrm", (0.5, 2.0), "average_accuracy")
     69.05
