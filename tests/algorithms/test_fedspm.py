@@ -324,7 +324,7 @@ def test_an_incremental_e_step_is_exact_where_both_blocks_draw_and_silent_elsewh
     with torch.no_grad():
         full, _ = exact.expect(client, server, data, key)
         some, tau = partial.expect(client, server, data, key)
-    drawn = [block.draws(data.train, key) for block in blocks]
+    drawn = [block.plan(data.train, key) for block in blocks]
     rows = torch.zeros(data.train.length, dtype=torch.bool)
     rows[list(set.intersection(*(set(d.index[d.mask].tolist()) for d in drawn)))] = True
     assert rows.sum() == both

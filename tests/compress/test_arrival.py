@@ -6,8 +6,8 @@ import torch
 from archipel import Algorithm, PerClient
 from archipel.compress import Dithering
 from archipel.core import keys
-from archipel.core.keys import batched
 from archipel.core.trees import Compressed, nbytes
+from archipel.core.vmap import inside_vmap
 from archipel.engines import Batched, Handle, Ledger, Loop, Wire
 
 
@@ -70,7 +70,7 @@ class Edgy(Algorithm):
         return server, {}
 
     def send(self, client, message, data, key):
-        other = torch.arange(400) < (self.flipped if batched() else 0)
+        other = torch.arange(400) < (self.flipped if inside_vmap() else 0)
         x = torch.where(other, 0.5, 0.0)
         x = torch.cat([x, message["one"][None]])
         return client, Dithering(levels=2, norm=float("inf"))(x, key)

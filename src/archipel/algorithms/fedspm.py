@@ -317,7 +317,7 @@ class FedSPM(Algorithm):
         """The rows of this round's minibatches in both blocks: with one key both go through the same order, and one of
         them further.
         """
-        draws = [block.draws(examples, key).index.flatten() for block in (self.local, self.routing)]
+        draws = [block.plan(examples, key).index.flatten() for block in (self.local, self.routing)]
         return min(draws, key=len)
 
     def _with_statistics(self, server: Tree, clients: Clients, key: Tensor) -> Tree:

@@ -25,6 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from archipel.core.vmap import inside_vmap
+
 _WORD = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
@@ -34,11 +36,6 @@ _LARGEST = 2**63 - 1
 _BY_30, _BY_27, _BY_31, _TIMES_1, _TIMES_2 = (np.array(n, np.uint64) for n in (30, 27, 31, _MIX_1, _MIX_2))
 Words = Any
 """Unsigned 64-bit words outside of torch: a Python integer below 2⁶⁴, or a NumPy array of uint64."""
-
-
-def batched() -> bool:
-    """Whether this code runs inside ``torch.func.vmap``."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _shift(z: Tensor, bits: int) -> Tensor:
@@ -74,7 +71,7 @@ def _signed(word: int) -> int:
 
 def _plain(item: Tensor | int | str) -> bool:
     """Whether numbers may be looked at: outside of vmap, and not on a device that would have to be waited for."""
-    return not isinstance(item, Tensor) or (item.is_cpu and not batched())
+    return not isinstance(item, Tensor) or (item.is_cpu and not inside_vmap())
 
 
 def _words(item: Tensor | int | str) -> Words:

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from archipel.core.torch_internals import pytree
 from archipel.core.vmap import take_rows
 
 
 @dataclass(frozen=True)
-class Window:
+class RowWindow:
     """One client's column, left in the table until rows of it are asked for.
 
     A client that takes a few minibatches of its many examples has only these copied, once.
@@ -25,7 +25,7 @@ class Window:
         last: int64 of shape ``()``, where they end; a client without any has ``first - 1``, whatever stands there.
         length: N, as how long the column is seen: the longest client's, so that all look alike.
 
-    >>> Window(torch.arange(6), torch.tensor(2), torch.tensor(3), length=3).take(torch.tensor([0, 1, 2]))
+    >>> RowWindow(torch.arange(6), torch.tensor(2), torch.tensor(3), length=3).take(torch.tensor([0, 1, 2]))
     tensor([2, 3, 3])
     """
 
@@ -46,14 +46,14 @@ class Window:
         return take_rows(self.table, torch.minimum(self.first + index, self.last).clamp(min=0))
 
 
-def _unflatten(children: Iterable[Any], length: int) -> Window:
+def _unflatten(children: Iterable[Any], length: int) -> RowWindow:
     table, first, last = children
-    return Window(table, first, last, length)
+    return RowWindow(table, first, last, length)
 
 
 pytree.register_pytree_node(
-    Window,
+    RowWindow,
     lambda node: ([node.table, node.first, node.last], node.length),
     _unflatten,
-    serialized_type_name="archipel.core.row_window.Window",
+    serialized_type_name="archipel.core.row_window.RowWindow",
 )

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
+
+from archipel.core.torch_internals import foreach_add_, pytree
 
 _SHAPE = "A tree is a nested dict with string keys and tensors at the leaves"
 Tree = Any
@@ -294,7 +295,7 @@ class Sum:
             self._totals = [t.new_zeros(t.shape[1:], dtype=torch.float64) for t in leaves(stacked)]
         found = leaves_like(self._like, stacked)
         if len(weights) == 1:
-            torch._foreach_add_(self._totals, [t[0] for t in found], alpha=weights[0])
+            foreach_add_(self._totals, [t[0] for t in found], alpha=weights[0])
         else:
             rows = torch.tensor(weights, dtype=torch.float64)
             for total, t in zip(self._totals, found, strict=True):

@@ -1,9 +1,9 @@
-"""Beneath ``torch.func.vmap``: the stacked tensors of all clients of a batch, or the plain ones of a single client.
+"""Code that runs for one client, or inside ``torch.func.vmap`` for many: access to the stacked tensors of all of them.
 
 Inside ``vmap`` a client's tensor is a row of a stacked one, and every operation goes through a batching rule. A loss
-has to; but its gradient is the plain gradient of all the losses by the stacked parameters, and a step of SGD or a
-choice of rows can work on the stacks as they are, with far less to do than ``torch.func.grad`` and updates in ``vmap``.
-This is the one module that looks beneath, by what torch's own higher-order operators use for it.
+needs this. Its gradient does not: the gradients of all clients' losses by the stacked parameters are one plain
+gradient, and an SGD step or a selection of rows can work on the stacked tensors too. That takes far fewer operations
+than ``torch.func.grad`` and updates inside ``vmap``.
 """
 
 from __future__ import annotations
@@ -14,22 +14,27 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch._functorch import pyfunctorch
 
-_functorch = torch._C._functorch
+from archipel.core import torch_internals
+from archipel.core.torch_internals import foreach_norm
+
+
+def inside_vmap() -> bool:
+    """Whether the caller runs inside ``torch.func.vmap``."""
+    return torch_internals.peek_interpreter() is not None
 
 
 @dataclass(frozen=True)
-class Stack:
-    """Whom this code runs for: the clients that a ``vmap`` has stacked, or one client by itself.
+class VmapLevel:
+    """The ``vmap`` around the caller, or none.
 
     Args:
-        size: how many clients are stacked; ``None``: a single one, whose tensors are what they are.
-        level: the number that torch gave the ``vmap``.
+        size: how many clients are stacked; ``None`` outside of ``vmap``, where a client's tensors are plain ones.
+        level: torch's number of the ``vmap``.
 
     >>> def middle(x):
-    ...     stack = Stack.here()
-    ...     return stack.row(stack.under(x) + torch.arange(stack.size)[:, None])
+    ...     level = VmapLevel.current()
+    ...     return level.wrap(level.unwrap(x) + torch.arange(level.size)[:, None])
     >>> torch.func.vmap(middle)(torch.zeros(2, 3))
     tensor([[0., 0., 0.],
             [1., 1., 1.]])
@@ -39,76 +44,79 @@ class Stack:
     level: int = 0
 
     @classmethod
-    def here(cls) -> Stack:
-        """Of the line that calls it.
+    def current(cls) -> VmapLevel:
+        """Return the level of the calling code.
 
         Raises:
-            NotImplementedError: inside of more than one transformation of ``torch.func``, or of another than ``vmap``.
+            NotImplementedError: inside of several transformations of ``torch.func``, or of one other than ``vmap``.
         """
-        around = _functorch.get_interpreter_stack()
+        around = torch_internals.interpreter_stack()
         if not around:
             return cls()
-        interpreter = pyfunctorch.coerce_cinterpreter(around[-1])
-        if len(around) > 1 or not isinstance(interpreter, pyfunctorch.VmapInterpreter):
-            raise NotImplementedError("A local run may stand inside one torch.func.vmap, and in no other torch.func.")
+        interpreter = torch_internals.coerce_interpreter(around[-1])
+        if len(around) > 1 or not isinstance(interpreter, torch_internals.VmapInterpreter):
+            raise NotImplementedError(
+                "A local run works inside one torch.func.vmap, but not inside several, nor inside another "
+                "transformation of torch.func."
+            )
         return cls(interpreter.batch_size(), interpreter.level())
 
     @contextmanager
-    def beneath(self) -> Iterator[None]:
-        """Inside, operations are those on stacked tensors."""
+    def outside(self) -> Iterator[None]:
+        """Suspend the ``vmap``: operations inside this context work on stacked tensors."""
         if self.size is None:
             yield
         else:
-            with pyfunctorch.temporarily_pop_interpreter_stack():
+            with torch_internals.popped_interpreters():
                 yield
 
-    def under(self, tensor: Tensor) -> Tensor:
-        """The stacked tensor, ``(size, …)``; one in which clients don't differ is what it is."""
-        if self.size is None or not _functorch.is_batchedtensor(tensor):
+    def unwrap(self, tensor: Tensor) -> Tensor:
+        """Return the stacked tensor, ``(size, …)``; a tensor that all clients share is returned itself."""
+        if self.size is None or not torch_internals.is_batched(tensor):
             return tensor
-        stacked: Tensor = _functorch.get_unwrapped(tensor)
-        place = _functorch.maybe_get_bdim(tensor)
+        stacked: Tensor = torch_internals.unwrapped(tensor)
+        place = torch_internals.batch_dim(tensor)
         return stacked.movedim(place, 0) if place else stacked
 
-    def row(self, stacked: Tensor) -> Tensor:
-        """What each client sees of a stacked tensor."""
+    def wrap(self, stacked: Tensor) -> Tensor:
+        """Return what each client sees of a stacked tensor."""
         if self.size is None:
             return stacked
-        seen: Tensor = _functorch._add_batch_dim(stacked, 0, self.level)
+        seen: Tensor = torch_internals.add_batch_dim(stacked, 0, self.level)
         return seen
 
-    def own(self, tensor: Tensor) -> Tensor:
-        """A copy that no other client shares, ``(size, …)``."""
-        stacked = self.under(tensor)
+    def copy(self, tensor: Tensor) -> Tensor:
+        """Copy a tensor for each client, ``(size, …)``, shared ones too."""
+        stacked = self.unwrap(tensor)
         if self.size is not None and stacked is tensor:
             stacked = stacked.expand(self.size, *stacked.shape)
         return stacked.detach().clone()
 
-    def along(self, numbers: Tensor, stacked: Tensor) -> Tensor:
-        """A number for each client, shaped so as to broadcast against a stacked tensor."""
+    def broadcast(self, numbers: Tensor, stacked: Tensor) -> Tensor:
+        """Reshape one number for each client so that it broadcasts against a stacked tensor."""
         return numbers if numbers.dim() == 0 else numbers.reshape(-1, *[1] * (stacked.dim() - 1))
 
-    def length(self, tensors: list[Tensor]) -> Tensor:
-        """The norm of all the stacked tensors together, for each client."""
+    def norm(self, tensors: list[Tensor]) -> Tensor:
+        """Return each client's Euclidean norm of all the stacked tensors together."""
         if self.size is None:
-            return torch.stack(torch._foreach_norm(tensors)).square().sum().sqrt()
+            return torch.stack(foreach_norm(tensors)).square().sum().sqrt()
         squares = [t.reshape(self.size, -1).square().sum(1) for t in tensors]
         return torch.stack(squares).sum(0).sqrt()
 
 
 def take_rows(column: Tensor, index: Tensor) -> Tensor:
-    """Rows of a tensor by their numbers: ``column[index]``, ``(N, …)`` and ``(B,)`` → ``(B, …)``."""
-    around = _functorch.get_interpreter_stack()
+    """Select rows of a tensor by their numbers: ``column[index]``, ``(N, …)`` and ``(B,)`` → ``(B, …)``."""
+    around = torch_internals.interpreter_stack()
     if not around:
         return column.index_select(0, index)
-    if len(around) > 1 or not _functorch.is_batchedtensor(index):
+    if len(around) > 1 or not torch_internals.is_batched(index):
         return column[index]
     # vmap's own rules gather number by number, or keep an index for every dimension.
-    stack = Stack.here()
-    with stack.beneath():
-        stacked, places = stack.under(column), stack.under(index)
+    level = VmapLevel.current()
+    with level.outside():
+        stacked, places = level.unwrap(column), level.unwrap(index)
         if stacked is not column:  # each client has a column of its own
             places = places + torch.arange(len(stacked), device=places.device)[:, None] * stacked.shape[1]
             stacked = stacked.flatten(0, 1)
         rows = stacked.index_select(0, places.reshape(-1))
-        return stack.row(rows.unflatten(0, places.shape))
+        return level.wrap(rows.unflatten(0, places.shape))

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from archipel.core import keys
 from archipel.core.examples import ClientData, Examples
-from archipel.core.keys import batched
 from archipel.core.trees import Tree, add, zeros_like
+from archipel.core.vmap import inside_vmap
 from archipel.drm.multipliers import log_star, scaled
 from archipel.learning import batch_norm as batchnorm
 from archipel.learning.sgd import SGD, Batch, trained
@@ -46,7 +46,7 @@ class Memory:
 
     def recall(self, client: Tensor, make: Callable[[], Tensor]) -> Tensor:
         """What ``make`` gave for this client."""
-        if batched():
+        if inside_vmap():
             return make()
         index = int(client)
         if index not in self._kept:
@@ -169,7 +169,7 @@ def _parts(examples: Examples) -> Iterator[Examples]:
     for start, columns in zip(range(0, examples.length, PIECE), examples.pieces(PIECE), strict=True):
         length = len(columns["x"])
         count = (examples.count - start).clamp(0, length)
-        yield Examples(columns, count, min(max(examples.fewest - start, 0), length))
+        yield Examples(columns, count, min(max(examples.min_count - start, 0), length))
 
 
 def _double(tree: Tree) -> Tree:

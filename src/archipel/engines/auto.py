@@ -8,10 +8,9 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvNd
 
 from archipel.algorithm import Algorithm, Step
+from archipel.core.torch_internals import BatchNormBase, ConvolutionBase
 from archipel.core.trees import Tree, decoded
 from archipel.data.federation import Federation
 from archipel.engines.batched import Batched
@@ -86,9 +85,9 @@ def choose(
 def _one_by_one(algorithm: Algorithm, federation: Federation, setting: Setting) -> str:
     """Why clients can't, or shouldn't, be batched; empty if they may."""
     found = list(modules_of(algorithm))
-    if any(isinstance(m, _BatchNorm | nn.RNNBase) for m in found):
+    if any(isinstance(m, BatchNormBase | nn.RNNBase) for m in found):
         return "BatchNorm or recurrent layers"
-    if setting.at_home and any(isinstance(m, _ConvNd) for m in found):
+    if setting.at_home and any(isinstance(m, ConvolutionBase) for m in found):
         return "convolutions"
     counts = federation.sizes
     return "sizes too uneven to pad" if int(counts.max()) * len(counts) > 4 * int(counts.sum()) else ""

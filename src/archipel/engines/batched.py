@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from archipel.algorithm import Algorithm, Step
 from archipel.core import keys
 from archipel.core.examples import ClientData, Examples
-from archipel.core.row_window import Window
+from archipel.core.row_window import RowWindow
+from archipel.core.torch_internals import pytree
 from archipel.core.trees import (
     Compressed,
     PerClient,
@@ -231,22 +231,22 @@ class _Rows:
         """These clients' examples, ``(k, N, …)``: lying as they are where that is a view, else windows."""
         which, counts = consecutive(ids), self.counts[ids]
         device = next(iter(self.columns.values())).device
-        held: dict[str, Tensor | Window]
+        held: dict[str, Tensor | RowWindow]
         if isinstance(which, slice) and bool((self.counts == self.longest).all()):
             held = {name: column.unflatten(0, (-1, self.longest))[which] for name, column in self.columns.items()}
         else:
             first, last = self.starts[ids].to(device), (self.starts[ids] + counts - 1).to(device)
-            held = {name: Window(column, first, last, self.longest) for name, column in self.columns.items()}
+            held = {name: RowWindow(column, first, last, self.longest) for name, column in self.columns.items()}
         return Examples(held, counts.to(device), int(counts.min()))
 
 
 def _stacked(data: ClientData) -> ClientData:
     """Along which dimension clients are stacked: the first, but in the tables that all look at."""
 
-    def dims(node: Tensor | Window) -> Any:
-        return Window(None, 0, 0, node.length) if isinstance(node, Window) else 0  # type: ignore[arg-type]
+    def dims(node: Tensor | RowWindow) -> Any:
+        return RowWindow(None, 0, 0, node.length) if isinstance(node, RowWindow) else 0  # type: ignore[arg-type]
 
-    found: ClientData = pytree.tree_map(dims, data, is_leaf=lambda node: isinstance(node, Window))
+    found: ClientData = pytree.tree_map(dims, data, is_leaf=lambda node: isinstance(node, RowWindow))
     return found
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 
 from archipel.core.trees import PerClient, Tree, tree_map
-from archipel.learning.compiling import COMPILES, MEMORY_FORMATS, Compile, Manner, MemoryFormat
+from archipel.learning.compiling import COMPILES, MEMORY_FORMATS, Compile, ForwardOptions, MemoryFormat
 
 Precision = Literal["float32", "bfloat16"]
 PRECISIONS = ("float32", "bfloat16")
@@ -80,7 +80,7 @@ class Setting:
     def _around(self) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
-            stack.enter_context(Manner(self.memory_format, self.compile).inside())
+            stack.enter_context(ForwardOptions(self.memory_format, self.compile).activate())
             if not self.at_home:
                 stack.enter_context(torch.device(self.device))
             if self.precision == "bfloat16":

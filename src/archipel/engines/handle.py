@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from archipel.algorithm import NoReplyError, Replies, Step, Weights
+from archipel.core.torch_internals import version
 from archipel.core.trees import PerClient, Sum, Tree, leaves, nbytes, row, tree_map
 from archipel.engines.carrier import Carrier, Outcome
 
@@ -45,7 +46,7 @@ class Ledger:
             elif not isinstance(leaf, Tensor):
                 raise TypeError(f"A message is a tree of tensors; it holds {leaf!r}. Send torch.tensor({leaf!r}).")
             else:
-                _, holders = self.held.setdefault((id(leaf), leaf._version), (leaf, set()))
+                _, holders = self.held.setdefault((id(leaf), version(leaf)), (leaf, set()))
                 self.downlink += nbytes(leaf) * len(set(clients) - holders)
                 holders.update(clients)
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
+
+from archipel.core.torch_internals import OperationMode, operation_packet
 
 LARGE = 1.6e7
 """Floating-point operations of a matrix product or convolution that takes many times as long as calling it: from here
 on batching over clients gains nothing, and threads, which the interpreter lets run only inside operations, pay."""
 
 
-class Operations(TorchDispatchMode):
+class Operations(OperationMode):
     """Counts torch's operations, and the floating-point operations of the largest matrix product or convolution.
 
     >>> import torch
@@ -23,16 +24,12 @@ class Operations(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.number, self.largest = 0, 0
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # else torch loads its compiler, which takes seconds, to keep it away from here
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         self.number += 1
-        if (work := flop_registry.get(func._overloadpacket)) is not None:
+        if (work := flop_registry.get(operation_packet(func))) is not None:
             self.largest = max(self.largest, int(work(*args, **(kwargs or {}), out_val=out)))
         return out

@@ -13,9 +13,9 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from archipel.core.examples import Examples
+from archipel.core.torch_internals import BatchNormBase
 from archipel.core.trees import Tree, zeros_like
 from archipel.learning.networks import modules_of
 from archipel.learning.sgd import Loss
@@ -72,7 +72,7 @@ def recompute(loss: Loss, holder: object, model: Tree, examples: Examples, size:
         model: parameters with ``"buffers"``.
         examples: the client's training examples, unpadded.
     """
-    layers = [m for m in modules_of(holder) if isinstance(m, _BatchNorm)]
+    layers = [m for m in modules_of(holder) if isinstance(m, BatchNormBase)]
     momenta = [layer.momentum for layer in layers]
     buffers = zeros_like(model["buffers"])
     try:

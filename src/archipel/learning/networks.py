@@ -13,9 +13,10 @@ import torch.nn.functional as F  # noqa: N812 (torch's own name for it)
 from torch import Tensor, nn
 
 from archipel.core import keys
+from archipel.core.torch_internals import tensor_stores
 from archipel.core.trees import Tree
 from archipel.data.inputs import Inputs
-from archipel.learning.compiling import Named, Watched, arranged, compiled, compiling
+from archipel.learning.compiling import Named, WithBuffers, compile_mode, compiled_pass, to_memory_format
 from archipel.learning.pooling import pool_first
 
 T = TypeVar("T")
@@ -105,13 +106,13 @@ class Network:
         named, before = _unnest(params), _unnest(buffers)
         x = self.inputs.normalise(x) if self.inputs is not None else x
         if self._convolves:
-            x = arranged(x)
+            x = to_memory_format(x)
         if self._carried_out.training is not train:
             self._carried_out.train(train)
         try:
-            if mode := compiling():
-                watched = {f"module.{name}": tensor for name, tensor in (named | before).items()}
-                out, after = compiled(mode, self._watched, watched, x)
+            if mode := compile_mode():
+                prefixed = {f"module.{name}": tensor for name, tensor in (named | before).items()}
+                out, after = compiled_pass(mode, self._with_buffers, prefixed, x)
                 kept = {name: after[f"module.{name}"] for name in before}
             else:
                 out, kept = self._pass(named, {name: t.clone() if train else t for name, t in before.items()}, x)
@@ -153,8 +154,8 @@ class Network:
         return any(p.dim() == 4 for p in self.module.parameters())
 
     @cached_property
-    def _watched(self) -> Watched:
-        return Watched(self._carried_out)
+    def _with_buffers(self) -> WithBuffers:
+        return WithBuffers(self._carried_out)
 
     @cached_property
     def _places(self) -> list[tuple[dict[str, Any], str, str]]:
@@ -167,14 +168,14 @@ class Network:
         return [
             (store, key, names.setdefault(id(tensor), f"{path}.{key}" if path else key))
             for path, part in self._carried_out.named_modules()
-            for store in (part._parameters, part._buffers)
+            for store in tensor_stores(part)
             for key, tensor in store.items()
             if tensor is not None
         ]
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy looks for the places in its own module.
-        own = ("_carried_out", "_watched", "_places")
+        own = ("_carried_out", "_with_buffers", "_places")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
 

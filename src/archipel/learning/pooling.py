@@ -14,6 +14,8 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
+from archipel.core.torch_internals import is_hooked
+
 
 class PoolFirst(nn.Sequential):
     """A ``torch.nn.Sequential`` that carries out ``ReLU, MaxPool2d`` as ``MaxPool2d, ReLU``.
@@ -77,7 +79,7 @@ def _gains(module: nn.Module) -> bool:
 
 
 def _rectifies(module: nn.Module) -> bool:
-    return type(module) is nn.ReLU and not _hooked(module)
+    return type(module) is nn.ReLU and not is_hooked(module)
 
 
 def _pools(module: nn.Module) -> bool:
@@ -87,10 +89,5 @@ def _pools(module: nn.Module) -> bool:
         type(module) is nn.MaxPool2d
         and not module.return_indices
         and module.dilation in (1, (1, 1))
-        and not _hooked(module)
+        and not is_hooked(module)
     )
-
-
-def _hooked(module: nn.Module) -> bool:
-    """Whether somebody looks at what goes in or comes out."""
-    return any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks))

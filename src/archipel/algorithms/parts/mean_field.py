@@ -24,8 +24,8 @@ from archipel.algorithm import Clients, DivergenceError, Info, NoReplyError, Ste
 from archipel.compress.compressor import Compressor
 from archipel.core import checks, keys
 from archipel.core.examples import ClientData, Examples
-from archipel.core.keys import batched
 from archipel.core.trees import Tree, add, leaves, norm, tree_map, zeros_like
+from archipel.core.vmap import inside_vmap
 from archipel.families.family import Family
 
 Memory = Literal["start", "zero", "off"]
@@ -171,7 +171,7 @@ def expected(algorithm: MovesStatistics, theta: Tree, data: ClientData) -> Tree:
         ValueError: data that the family has no density for. (Under vmap nothing can be read, and the engine tells of
             statistics that aren't finite.)
     """
-    if not batched():
+    if not inside_vmap():
         algorithm.family.check(data.train.columns)
     return algorithm.family.statistics(theta, data.train.columns, data.train.mask)
 

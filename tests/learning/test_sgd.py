@@ -7,7 +7,7 @@ from archipel import SGD, FedAvg, classification, fit
 from archipel.core import keys
 from archipel.core.examples import Examples
 from archipel.core.trees import add, tree_map
-from archipel.learning.compiling import Manner
+from archipel.learning.compiling import ForwardOptions
 from archipel.learning.sgd import proximal
 
 SIZES = (3, 10, 7)
@@ -53,8 +53,8 @@ def torch_sgd(columns, solver, key, rate, velocity=None, extra=None):
     if velocity is not None:
         for name, param in params.items():
             optimiser.state[param]["momentum_buffer"] = velocity[name].clone()
-    draws, losses = solver.draws(examples, key), []
-    for index, mask in zip(draws.index, draws.mask, strict=True):
+    plan, losses = solver.plan(examples, key), []
+    for index, mask in zip(plan.index, plan.mask, strict=True):
         optimiser.zero_grad()
         mean = loss(params, examples.take(index[mask]))[0].mean()
         (mean if extra is None else mean + extra(params)).backward()
@@ -178,7 +178,7 @@ def test_a_run_inside_two_transformations_is_refused():
     def run(x):
         return solver.minimise(lambda params, b: (b["x"] * params["b"], {}), start(), Examples.of({"x": x}), key, x[0])
 
-    with pytest.raises(NotImplementedError, match=r"inside one torch\.func\.vmap, and in no other"):
+    with pytest.raises(NotImplementedError, match=r"inside one torch\.func\.vmap, but not inside several"):
         torch.func.vmap(torch.func.vmap(run))(torch.ones(2, 2, 3))
     with pytest.raises(NotImplementedError, match=r"inside one torch\.func\.vmap"):
         torch.func.grad(lambda x: run(x).loss)(torch.ones(3))
@@ -341,10 +341,10 @@ def test_a_projection_comes_after_every_step(how):
 
 def test_minibatches_are_those_of_the_run():
     solver, data = SGD(steps=5, batch=4), Examples.of({"x": torch.arange(10.0)[:, None]})
-    draws = solver.draws(data, keys.key(1))
+    plan = solver.plan(data, keys.key(1))
     batches = list(solver.minibatches(data, keys.key(1)))
     assert [int(batch.count) for batch in batches] == [4, 4, 2, 4, 4]
-    for batch, index, mask in zip(batches, draws.index, draws.mask, strict=True):
+    for batch, index, mask in zip(batches, plan.index, plan.mask, strict=True):
         assert batch["x"][batch.mask][:, 0].tolist() == index[mask].tolist()
     doubled = SGD(steps=2, batch=4, augment=lambda x, key: 2 * x).minibatches(data, keys.key(1))
     assert torch.equal(next(doubled)["x"], 2 * batches[0]["x"])
@@ -456,7 +456,7 @@ def test_looped_and_batched_report_losses_of_one_dtype():
         ("clip", float("nan"), "clip must be above 0"),
         ("tolerance", -1.0, "tolerance must be 0 or above, or None; given -1.0"),
         ("schedule", "linear", "schedule must be 'constant' or 'cosine'; given 'linear'"),
-        ("epochs", 2, "steps or epochs, one of them; given steps=3 and epochs=2"),
+        ("epochs", 2, "exactly one of steps and epochs; given steps=3 and epochs=2"),
     ],
 )
 def test_settings_out_of_range_are_refused_with_what_is_allowed(field, value, message):
@@ -491,7 +491,7 @@ def test_convolution_weights_lie_as_images_do_within_a_local_run_alone(memory_fo
         return torch.nn.functional.conv2d(batch["x"], params["w"], params["b"]).square().mean((1, 2, 3)), {}
 
     solver = SGD(lr=0.1, steps=2, batch=3, momentum=0.9)
-    with Manner(memory_format).inside():
+    with ForwardOptions(memory_format).activate():
         end = solver.minimise(loss, start, images, keys.key(0), torch.tensor(0.1))
     assert seen == [memory_format == "channels_last"] * 2
     for tree in (start, end.params, end.velocity):

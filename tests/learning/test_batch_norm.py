@@ -46,8 +46,8 @@ def test_running_statistics_are_torchs(uneven):
     module, head = torch_model(task, params)
     model = nn.Sequential(module, head).train()
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
-    draws = TRAINING.draws(examples, key)
-    for index, mask in zip(draws.index, draws.mask, strict=True):
+    plan = TRAINING.plan(examples, key)
+    for index, mask in zip(plan.index, plan.mask, strict=True):
         batch = examples.take(index[mask])
         optimiser.zero_grad()
         nn.functional.cross_entropy(model(uneven.inputs.normalise(batch["x"])), batch["y"]).backward()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from archipel import Examples, Federation
-from archipel.core.row_window import Window
+from archipel.core.row_window import RowWindow
 from archipel.engines import Batched
 from archipel.engines.batched import _Rows
 from archipel.engines.device import Setting
@@ -31,7 +31,7 @@ def _padded(sizes: list[int], name: str) -> list[Tensor]:
 @pytest.mark.parametrize("sizes", SIZES)
 def test_whole_columns_are_padded_by_the_last_row(sizes: list[int]) -> None:
     examples = _Rows.of(_columns(sizes), Setting()).rows(torch.tensor(CHOSEN))
-    assert all(isinstance(column, Window) for column in examples.held.values())
+    assert all(isinstance(column, RowWindow) for column in examples.stored.values())
     seen = torch.func.vmap(
         lambda e: (e["x"], e.columns["y"], e.mask, e.adding(z=e["y"])["z"]), in_dims=(_dims(examples),)
     )
@@ -44,8 +44,8 @@ def test_whole_columns_are_padded_by_the_last_row(sizes: list[int]) -> None:
 
 
 def _dims(examples: Examples) -> Examples:
-    held = {name: Window(None, 0, 0, column.length) for name, column in examples.held.items()}  # type: ignore[arg-type, union-attr]
-    return Examples(held, 0, examples.fewest)  # type: ignore[arg-type]
+    held = {name: RowWindow(None, 0, 0, column.length) for name, column in examples.stored.items()}  # type: ignore[arg-type, union-attr]
+    return Examples(held, 0, examples.min_count)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("sizes", SIZES)
@@ -66,7 +66,7 @@ def test_it_may_stand_inside_other_transformations() -> None:
     table, first = torch.arange(12.0).reshape(6, 2), torch.tensor([0, 3])
 
     def loss(weight: Tensor, start: Tensor) -> Tensor:
-        return (Window(table, start, start + 2, 3).take(torch.arange(3)) * weight).sum()
+        return (RowWindow(table, start, start + 2, 3).take(torch.arange(3)) * weight).sum()
 
     slopes = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(torch.ones(2), first)
     assert torch.equal(slopes, torch.stack([table[:3].sum(0), table[3:].sum(0)]))
@@ -74,23 +74,23 @@ def test_it_may_stand_inside_other_transformations() -> None:
 
 def test_only_a_cohort_in_its_order_of_equal_clients_is_a_view() -> None:
     rows = _Rows.of(_columns([3, 3, 3]), Setting())
-    column = rows.rows(torch.tensor([1, 2])).held["x"]
+    column = rows.rows(torch.tensor([1, 2])).stored["x"]
     assert isinstance(column, Tensor)
     assert column.data_ptr() == rows.columns["x"][3:].data_ptr()
-    assert isinstance(rows.rows(torch.tensor([2, 1])).held["x"], Window)
+    assert isinstance(rows.rows(torch.tensor([2, 1])).stored["x"], RowWindow)
 
 
 def test_a_chunk_of_minibatches_copies_their_rows_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     from archipel import SGD, FedAvg, Sample, classification, fit
 
     taken: list[int] = []
-    take = Window.take
+    take = RowWindow.take
 
-    def counting(window: Window, index: Tensor) -> Tensor:
+    def counting(window: RowWindow, index: Tensor) -> Tensor:
         taken.append(index.shape[-1])
         return take(window, index)
 
-    monkeypatch.setattr(Window, "take", counting)
+    monkeypatch.setattr(RowWindow, "take", counting)
     islands = Federation.from_arrays([(torch.randn(50, 3), torch.arange(50) % 2) for _ in range(6)])
     task = classification(torch.nn.Linear(3, 4), islands)
     fit(

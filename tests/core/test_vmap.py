@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from archipel.core.vmap import Stack, take_rows
+from archipel.core.vmap import VmapLevel, take_rows
 
 X = torch.randn(4, 6, 3, generator=torch.Generator().manual_seed(0))
 INDEX = torch.tensor([[5, 0], [1, 1], [2, 4], [0, 3]])
@@ -14,9 +14,9 @@ def test_the_stacked_tensor_has_the_clients_first_wherever_they_came_from(dim):
     seen = []
 
     def step(x):
-        stack = Stack.here()
-        seen.append((stack.size, stack.under(x)))
-        return stack.row(stack.under(x)) + 0
+        level = VmapLevel.current()
+        seen.append((level.size, level.unwrap(x)))
+        return level.wrap(level.unwrap(x)) + 0
 
     back = torch.func.vmap(step, in_dims=dim)(X.movedim(0, dim))
     ((size, stacked),) = seen
@@ -29,13 +29,13 @@ def test_everyone_owns_a_copy_and_nobody_shares_it():
     kept = []
 
     def step(x, shared):
-        stack = Stack.here()
-        with stack.beneath():
-            kept.extend([stack.own(x), stack.own(shared)])
+        level = VmapLevel.current()
+        with level.outside():
+            kept.extend([level.copy(x), level.copy(shared)])
             for mine in kept:
                 mine.add_(torch.arange(4.0)[:, None])
-            lengths = stack.length(kept)
-        return stack.row(kept[1]), stack.row(lengths)
+            lengths = level.norm(kept)
+        return level.wrap(kept[1]), level.wrap(lengths)
 
     x, shared = X[:, 0].clone(), torch.ones(3)
     ends, lengths = torch.func.vmap(step, in_dims=(0, None))(x, shared)
@@ -47,12 +47,12 @@ def test_everyone_owns_a_copy_and_nobody_shares_it():
 
 
 def test_alone_everything_is_what_it_is():
-    stack = Stack.here()
-    assert stack.size is None
-    assert stack.under(X) is stack.row(X) is X
-    with stack.beneath():
-        assert torch.equal(stack.own(X), X)
-    torch.testing.assert_close(stack.length([X, X]), (2 * X.square().sum()).sqrt())
+    level = VmapLevel.current()
+    assert level.size is None
+    assert level.unwrap(X) is level.wrap(X) is X
+    with level.outside():
+        assert torch.equal(level.copy(X), X)
+    torch.testing.assert_close(level.norm([X, X]), (2 * X.square().sum()).sqrt())
 
 
 def test_rows_are_those_of_an_index():

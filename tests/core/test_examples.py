@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from archipel.core import keys
-from archipel.core.examples import ClientData, Examples, draw_minibatches
+from archipel.core.examples import ClientData, Examples
+from archipel.core.minibatches import plan_minibatches
 
 
 def examples(n, padded=None):
@@ -26,45 +27,45 @@ def side_by_side(sizes):
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 10, 11])
 @pytest.mark.parametrize("batch", [1, 2, 3, 10, None])
 def test_every_example_comes_once_a_pass(n, batch):
-    draws = draw_minibatches(examples(n), keys.key(0), batch, epochs=3)
+    plan = plan_minibatches(examples(n), keys.key(0), batch, epochs=3)
     size = min(batch or n, n)
     per_pass = math.ceil(n / size)
-    assert draws.index.shape == draws.mask.shape == (3 * per_pass, size)
-    assert draws.active.all()
+    assert plan.index.shape == plan.mask.shape == (3 * per_pass, size)
+    assert plan.active.all()
     for p in range(3):
         part = slice(p * per_pass, (p + 1) * per_pass)
-        assert sorted(draws.index[part][draws.mask[part]].tolist()) == list(range(n))
+        assert sorted(plan.index[part][plan.mask[part]].tolist()) == list(range(n))
         # all batches but the last are full
-        assert draws.mask[part].sum(1).tolist() == [size] * (per_pass - 1) + [n - size * (per_pass - 1)]
+        assert plan.mask[part].sum(1).tolist() == [size] * (per_pass - 1) + [n - size * (per_pass - 1)]
 
 
 def test_passes_are_shuffled_differently():
-    draws = draw_minibatches(examples(50), keys.key(0), 50, epochs=2)
+    plan = plan_minibatches(examples(50), keys.key(0), 50, epochs=2)
     # Two of 50! orders are equal with a probability that nobody will see.
-    assert draws.index[0].tolist() != draws.index[1].tolist()
-    assert draws.index[0].tolist() != list(range(50))
+    assert plan.index[0].tolist() != plan.index[1].tolist()
+    assert plan.index[0].tolist() != list(range(50))
 
 
 def test_a_client_smaller_than_a_batch_makes_one_step_of_all_it_has():
-    draws = draw_minibatches(examples(3), keys.key(0), 10, epochs=1)
-    assert draws.mask.tolist() == [[True] * 3]
-    assert sorted(draws.index[0].tolist()) == [0, 1, 2]
+    plan = plan_minibatches(examples(3), keys.key(0), 10, epochs=1)
+    assert plan.mask.tolist() == [[True] * 3]
+    assert sorted(plan.index[0].tolist()) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("batch", [2, 5, None])
 def test_steps_go_on_through_as_many_passes_as_they_need(batch):
     n, steps = 5, 8
-    draws = draw_minibatches(examples(n), keys.key(1), batch, steps=steps)
-    assert len(draws.index) == steps
+    plan = plan_minibatches(examples(n), keys.key(1), batch, steps=steps)
+    assert len(plan.index) == steps
     per_pass = math.ceil(n / (batch or n))
     for start in range(0, steps - per_pass + 1, per_pass):
         part = slice(start, start + per_pass)
-        assert sorted(draws.index[part][draws.mask[part]].tolist()) == list(range(n))
+        assert sorted(plan.index[part][plan.mask[part]].tolist()) == list(range(n))
 
 
 def test_fewer_steps_than_a_pass_take_no_example_twice():
-    draws = draw_minibatches(examples(20), keys.key(1), 3, steps=4)
-    taken = draws.index[draws.mask].tolist()
+    plan = plan_minibatches(examples(20), keys.key(1), 3, steps=4)
+    taken = plan.index[plan.mask].tolist()
     assert len(set(taken)) == len(taken) == 12
 
 
@@ -75,12 +76,12 @@ def test_a_batched_client_draws_what_it_draws_alone(run, batch):
     each = keys.fold(keys.key(0), torch.arange(len(sizes)))
 
     def batched(data, key):
-        draws = draw_minibatches(data, key, batch, **run)
-        return data["x"][draws.index], draws.mask, draws.active
+        plan = plan_minibatches(data, key, batch, **run)
+        return data["x"][plan.index], plan.mask, plan.active
 
     rows, mask, active = torch.func.vmap(batched)(side_by_side(sizes), each)
     for i, n in enumerate(sizes):
-        alone = draw_minibatches(examples(n), each[i], batch, **run)
+        alone = plan_minibatches(examples(n), each[i], batch, **run)
         steps = int(active[i].sum())
         assert steps == len(alone.index)
         assert active[i].tolist() == [True] * steps + [False] * (len(active[i]) - steps)
@@ -98,9 +99,9 @@ def test_what_is_known_beforehand_of_a_batch_is_so(sizes, run, batch):
     known = []
 
     def batched(data, key):
-        draws = draw_minibatches(data, key, batch, **run)
-        known.append((draws.rows, draws.common))
-        return draws.index, draws.mask, draws.active, [draws[step] for step in range(len(draws.rows))]
+        plan = plan_minibatches(data, key, batch, **run)
+        known.append((plan.row_counts, plan.common_steps))
+        return plan.index, plan.mask, plan.active, [plan[step] for step in range(len(plan.row_counts))]
 
     each = keys.fold(keys.key(0), torch.arange(len(sizes)))
     index, mask, active, taken = torch.func.vmap(batched)(side_by_side(sizes), each)
@@ -116,9 +117,9 @@ def test_what_is_known_beforehand_of_a_batch_is_so(sizes, run, batch):
     if len(set(sizes)) == 1:
         assert None not in rows
     for n, key in zip(sizes, each, strict=True):
-        alone = draw_minibatches(examples(n), key, batch, **run)
-        assert alone.rows == alone.mask.sum(1).tolist()
-        assert [alone[s].tolist() for s in range(len(alone.rows))] == [
+        alone = plan_minibatches(examples(n), key, batch, **run)
+        assert alone.row_counts == alone.mask.sum(1).tolist()
+        assert [alone[s].tolist() for s in range(len(alone.row_counts))] == [
             i[m].tolist() for i, m in zip(alone.index, alone.mask, strict=True)
         ]
 
