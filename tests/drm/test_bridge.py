@@ -13,7 +13,7 @@ from scipy.special import log_softmax, logsumexp
 from archipel import SGD, FedAvg, Federation, Network, classification, fit
 from archipel.algorithms.fedspm import FedSPM
 from archipel.drm.bridge import BridgeErrors, estimates, measure
-from archipel.drm.exchanges import Asked, Memory, Witness
+from archipel.drm.exchanges import ClientSums, Exchange, RatioCache
 
 C, ROUNDS = 2, 9
 NETWORK = torch.nn.Identity()
@@ -264,7 +264,7 @@ def test_a_population_that_has_died_has_no_constraint(measured):
     loop = Loop(run.algorithm, federation)
     loop.states.load(clients)
     everyone = Handle(loop, torch.arange(3), federation.sizes, 0, 1, Ledger())
-    found = measure(*(Asked(everyone, Witness(run.algorithm), server["ratio"]) for _ in range(2)))
+    found = measure(*(Exchange(everyone, ClientSums(run.algorithm), server["ratio"]) for _ in range(2)))
     central, phi = Central(federation, clients), phi_of(server)
     alive = [0, 2, 3, 4, 5]
     central.w, central.tau = central.w[:, alive], central.tau[alive]
@@ -319,7 +319,7 @@ def test_other_algorithms_are_refused():
 
 
 def test_memory_is_shared_by_threads_and_never_sent():
-    memory = Memory()
+    memory = RatioCache()
     assert memory.recall(torch.tensor(3), lambda: torch.ones(1)) == 1
     assert copy.deepcopy(memory) is memory
     assert memory.recall(torch.tensor(3), lambda: torch.zeros(1)) == 1

@@ -34,7 +34,7 @@ def test_a_reference_is_a_number(model):
 
 
 def test_features_whose_squares_overflow_are_refused(model):
-    with pytest.raises(ValueError, match="other units"):
+    with pytest.raises(ValueError, match="Change their units"):
         DensityRatioModel.fit(model.points.double() * 1e200, model.memberships)
 
 
@@ -46,7 +46,7 @@ def test_priors_are_shares(model, prior):
 
 def test_quantiles_and_distribution_functions_refuse_nan(model):
     x, p = model.points[:, 0], model.distributions
-    with pytest.raises(ValueError, match="levels above 0"):
+    with pytest.raises(ValueError, match="must be above 0"):
         quantiles(p, x, torch.tensor([math.nan]))
     with pytest.raises(ValueError, match="values hold NaN"):
         quantiles(p, x * math.nan, torch.tensor([0.5]))
@@ -63,7 +63,7 @@ def test_reliability_takes_no_logarithms(model):
     origin = model.memberships.argmax(1)
     with pytest.raises(ValueError, match=r"route\(x\)\.exp\(\)"):
         reliability(model.route(model.points), origin)
-    with pytest.raises(ValueError, match="no probabilities"):
+    with pytest.raises(ValueError, match="must hold probabilities"):
         reliability(model.route(model.points).exp() * math.nan, origin)
     assert reliability(model.route(model.points).exp(), origin).count.sum() == 60
 

@@ -81,9 +81,9 @@ def test_goodness_of_fit_by_hand():
 def test_what_cannot_be_estimated_is_said():
     with pytest.raises(ValueError, match="levels"):
         quantiles(torch.ones(1, 1), torch.ones(1), torch.tensor([0.0]))
-    with pytest.raises(ValueError, match="one number a point"):
+    with pytest.raises(ValueError, match="one number for each point"):
         quantiles(torch.ones(1, 1), torch.ones(1, 2), torch.tensor([0.5]))
-    with pytest.raises(ValueError, match="all pooled points"):
+    with pytest.raises(ValueError, match="every pooled point"):
         means(torch.ones(3, 1), torch.ones(2))
     model = DensityRatioModel.fit(torch.randn(4, 1), torch.full((4, 2), 0.5))
     with pytest.raises(ValueError, match="one-hot"):

@@ -169,7 +169,7 @@ def test_outside_the_hull_there_is_no_value_but_advice():
 
 
 def test_mismatched_shapes_are_said():
-    with pytest.raises(ValueError, match="rows are points"):
+    with pytest.raises(ValueError, match="points in rows"):
         surrogate(torch.zeros(3, 2), torch.zeros(3, 4))
 
 

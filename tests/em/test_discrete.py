@@ -100,7 +100,7 @@ def test_two_answers_are_a_bernoulli():
             r"below its column's of \(2, 3\); x has 2 in row 1, column 0",
         ),
         (PoissonMixture(2, 2), [[0, -1.0]], "whole number of at least 0; x has -1 in row 0, column 1"),
-        (PoissonMixture(2, 2), [[0, float("nan")]], "has no missing values, but x has NaN, first in row 0"),
+        (PoissonMixture(2, 2), [[0, float("nan")]], "doesn't accept missing values, but x has NaN, first in row 0"),
         (BernoulliMixture(2, 2), [[0, float("inf")]], "infinite values"),
         (CategoricalMixture(2, (2, 3)), [[0.0]], r"x must be \(n, 2\); given \(1, 1\)"),
     ],

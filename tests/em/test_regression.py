@@ -90,7 +90,7 @@ def test_a_centre_keeps_far_data_accurate():
 
 def test_what_cant_be_is_refused():
     family = RegressionMixture(2, 2)
-    with pytest.raises(ValueError, match=r"needs one target an example, y \(60,\); given nothing"):
+    with pytest.raises(ValueError, match=r"needs one target for each example, y of shape \(60,\); given nothing"):
         family.check({"x": BATCH["x"]})
     with pytest.raises(ValueError, match="y isn't finite, first in row 0"):
         family.check(BATCH | {"y": BATCH["y"] * torch.nan})

@@ -145,7 +145,7 @@ def test_random_responsibilities_start_regressions():
 
 def test_what_cant_be_is_refused():
     family = GaussianMixture(2, 2)
-    with pytest.raises(ValueError, match=r"KMeansPlusPlus finds the components of a mixture.*given a FactorModel"):
+    with pytest.raises(ValueError, match=r"KMeansPlusPlus is for a mixture.*given a FactorModel"):
         KMeansPlusPlus(FactorModel(2, 1))
     with pytest.raises(ValueError, match="neighbours must be a whole number of at least 1; given 0"):
         KMeansPlusPlus(family, neighbours=0)

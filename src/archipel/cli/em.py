@@ -60,23 +60,23 @@ def em(
 ) -> None:
     """Fit a mixture or a factor model to clients' files by federated EM."""
     from archipel.em.client_files import read_files
-    from archipel.em.reports import check_wanted, fitted_table, record_of, write_model
-    from archipel.em.selection import build, chosen, numbers
+    from archipel.em.output import check_wanted, fitted_table, record_of, write_model
+    from archipel.em.model_selection import build_estimator, select_components, component_counts
 
     logging.getLogger("archipel").setLevel(logging.WARNING)  # which engine runs is no news here
     given: dict[str, float | None] = {"n_init": starts, "max_iter": rounds, "tol": tol}
     settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     settings |= {"participation": participation, "batch_size": batch, "random_state": seed}
-    model = build(family, settings, covariance=covariance, noise=noise, personal=personal, compress=compress)
+    model = build_estimator(family, settings, covariance=covariance, noise=noise, personal=personal, compress=compress)
     wanted = _wanted(write, out_dir)
     check_wanted(model, wanted)
     tables, targets, columns = read_files(folder, regresses=model.regresses, target=target)
-    counts = numbers(select) if select else [components]
+    counts = component_counts(select) if select else [components]
 
     def tell(line: str) -> None:
         err.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    found, tried = chosen(model, counts, tables, targets, tell)
+    found, tried = select_components(model, counts, tables, targets, tell)
     if out_dir is not None:
         write_model(out_dir, found, tables, targets, columns, tried, wanted)
     if as_json:

@@ -1,4 +1,4 @@
-"""Compression of what travels: quantisers and sparsifiers, with their ω and their bits, packed for the wire."""
+"""Compression of messages: quantisers and sparsifiers, with their ω and their bits, packed for the wire."""
 
 from archipel.core.lazy import export
 

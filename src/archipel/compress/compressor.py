@@ -1,7 +1,7 @@
-"""What a compressor is, and the one that does nothing.
+"""The interface of a compressor, and the identity.
 
-A compressor Q is *unbiased* with constant ω where E Q(x) = x and E‖Q(x) − x‖² ≤ ω ‖x‖² for all x of a size. The biased
-one, top-k, is a *contraction*: ‖Q(x) − x‖² ≤ ω ‖x‖² with ω < 1.
+A compressor Q is *unbiased* with constant ω if E Q(x) = x and E‖Q(x) − x‖² ≤ ω ‖x‖² for all x of a given size. Top-k,
+which is biased, is a *contraction*: ‖Q(x) − x‖² ≤ ω ‖x‖² with ω < 1.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ DTYPES = (torch.float32, torch.float64)
 
 
 class Compressor(Protocol):
-    """A frozen dataclass that packs a tensor: keyed, made of tensor operations, so that it works inside ``vmap``."""
+    """A frozen dataclass that packs a tensor. It draws from a key and uses tensor operations only, as vmap needs."""
 
     @property
     def unbiased(self) -> bool:
         """Whether E Q(x) = x."""
 
     def omega(self, size: int) -> float:
-        """ω for vectors of ``size`` entries: E‖Q(x) − x‖² ≤ ω ‖x‖²."""
+        """Return ω for vectors of ``size`` entries: E‖Q(x) − x‖² ≤ ω ‖x‖²."""
 
     def bits(self, size: int, dtype: torch.dtype = torch.float32) -> int:
-        """The bits of one message of ``size`` entries, exact; on the wire they are filled up to whole bytes."""
+        """Count the bits of a message of ``size`` entries, exactly; the wire rounds them up to whole bytes."""
 
     def __call__(self, x: Tensor, key: Tensor) -> Compressed:
-        """Packs a float32 or float64 tensor of any shape."""
+        """Pack a float32 or float64 tensor of any shape."""
 
     def decode(self, parts: dict[str, Tensor], size: int, dtype: torch.dtype) -> Tensor:
-        """Q(x) from the packed parts, ``(size,)``; what :meth:`Compressed.decode` calls."""
+        """Restore Q(x), ``(size,)``, from the packed parts; :meth:`Compressed.decode` calls it."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """No compression: Q(x) = x, ω = 0, and every entry at its full precision.
+    """No compression: Q(x) = x and ω = 0; every entry is sent at full precision.
 
     >>> Identity()(torch.tensor([1.0, 2.0]), torch.tensor(0)).decode()
     tensor([1., 2.])
@@ -63,34 +63,34 @@ class Identity:
 
 
 def flat(compressor: Compressor, x: Tensor) -> Tensor:
-    """The tensor as one vector.
+    """Flatten a tensor.
 
     Raises:
-        TypeError: no tensor, or neither float32 nor float64.
-        ValueError: an empty one.
+        TypeError: not a tensor, or neither float32 nor float64.
+        ValueError: an empty tensor.
     """
     name = type(compressor).__name__
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} compresses a tensor; given {kind_of(x)}.")
     if x.dtype not in DTYPES:
-        raise TypeError(f"{name} compresses float32 or float64; given {x.dtype}. Convert it, or send it as it is.")
+        raise TypeError(f"{name} compresses float32 or float64; given {x.dtype}. Convert it, or send it uncompressed.")
     if not x.numel():
         raise ValueError(f"{name} was given a tensor of shape {tuple(x.shape)}: there is nothing to compress.")
     return x.reshape(-1)
 
 
 def packed(compressor: Compressor, x: Tensor, **parts: Tensor) -> Compressed:
-    """What the compressor made of x."""
+    """Wrap the packed parts of x."""
     return Compressed(parts, compressor, tuple(x.shape), x.dtype)
 
 
 def width(dtype: torch.dtype) -> int:
-    """Bits of a number."""
+    """Return the bits of a number."""
     return dtype.itemsize * 8
 
 
 def at_least_one(owner: str, name: str, value: Any) -> float:
-    """The order r of a norm, 1 or above, infinity allowed.
+    """Check the order r of a norm: 1 or above, infinity allowed.
 
     Raises:
         ValueError: anything else.

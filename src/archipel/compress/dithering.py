@@ -48,7 +48,7 @@ MOST = 2**30
 class Dithering:
     """Random dithering to s levels of the ℓ_r norm of the whole vector.
 
-    A message is the norm and ⌈log₂(2s + 1)⌉ bits an entry; its error is (1) and its ω (3) of the module's head.
+    A message is the norm and ⌈log₂(2s + 1)⌉ bits for each entry. Its error is (1) and its ω is (3) of the module.
 
     Args:
         levels: s, at least 1.
@@ -91,7 +91,7 @@ class Dithering:
 class QSGD:
     """Random dithering to s levels of the Euclidean norm, under the name and with the constant of its paper.
 
-    ω = min(q / s², √q / s) (Lemma 3.1); ``Dithering(levels, norm=2)`` draws the same and states the tighter (3).
+    ω = min(q / s², √q / s) (Lemma 3.1). ``Dithering(levels, norm=2)`` draws the same and states the tighter bound (3).
 
     Args:
         levels: s, at least 1.
@@ -126,12 +126,12 @@ class QSGD:
 class BlockQuantisation:
     """Block-p quantisation: on each block B of the vector, ‖x_B‖_p sign(x_B) ⊙ Bernoulli(|x_B| / ‖x_B‖_p).
 
-    That is dithering to one level, where (2) is an equality: E‖Q(x) − x‖² = Σ_B (‖x_B‖_1 ‖x_B‖_p − ‖x_B‖_2²). A
-    message is a norm a block and 2 bits an entry. ω = c' − 1 with b = min(block, q) entries for q in (3), attained by
-    some x if p ≤ 2 or p = ∞; for p between it is a bound.
+    This is dithering to one level, where (2) is an equality: E‖Q(x) − x‖² = Σ_B (‖x_B‖_1 ‖x_B‖_p − ‖x_B‖_2²). A
+    message is a norm for each block and 2 bits for each entry. ω = c' − 1, with min(block, q) for q in (3). Some x
+    attains it if p ≤ 2 or p = ∞; for other p it is a bound.
 
     Args:
-        block: entries a block, the last one may have fewer; at least 1.
+        block: entries of a block, at least 1; the last block may have fewer.
         norm: p, from 1 to ``math.inf``.
 
     Raises:
@@ -165,16 +165,16 @@ class BlockQuantisation:
 def _check_levels(owner: str, levels: int) -> None:
     checks.positive_int(owner, levels=levels)
     if levels > MOST:
-        raise ValueError(f"{owner}'s levels must be at most 2^30; given {levels}. Identity sends numbers as they are.")
+        raise ValueError(f"{owner}'s levels must be at most 2^30; given {levels}. Identity sends full precision.")
 
 
 def _digits(levels: int) -> int:
-    """Bits of an integer from −s to s."""
+    """Return the bits of an integer from −s to s."""
     return (2 * levels).bit_length()
 
 
 def _sum_times_norm(size: int, order: float) -> float:
-    """c': what ‖x‖_1 ‖x‖_r / ‖x‖_2² can be at most."""
+    """Return c', the largest ‖x‖_1 ‖x‖_r / ‖x‖_2²."""
     return (1 + math.sqrt(size)) / 2 if math.isinf(order) else float(size ** (1 / min(order, 2)))
 
 
@@ -182,7 +182,7 @@ def _dithered(compressor: Compressor, x: Tensor, key: Tensor, levels: int, order
     vector = flat(compressor, x)
     rows = F.pad(vector, (0, -len(vector) % block)).reshape(-1, block)
     norms = _norms(rows, order)
-    # The scale is the norm as it is sent, rounded, so that rounding it costs no bias; and in float64 no ratio is lost.
+    # The scale is the norm as sent, so that its rounding adds no bias. Ratios are computed in float64.
     scale = torch.where(norms > 0, norms, 1).double()[:, None]
     t = levels * (rows.abs().double() / scale).clamp(max=1)
     level = torch.floor(t + keys.uniform(key, *rows.shape, dtype=torch.float64)).clamp(max=levels)
@@ -191,14 +191,14 @@ def _dithered(compressor: Compressor, x: Tensor, key: Tensor, levels: int, order
 
 
 def _norms(rows: Tensor, order: float) -> Tensor:
-    """The ℓ_r norm of each row, at least its largest entry, at most the largest number there is.
+    """Return the ℓ_r norm of each row, at least its largest entry and at most the dtype's largest number.
 
-    Any scale that isn't below the largest entry leaves the dithering unbiased, so a norm that would overflow is cut.
+    Dithering is unbiased with any scale that isn't below the largest entry, so a norm that would overflow is clipped.
     """
     largest = rows.abs().amax(dim=1)
     units = rows.double() / torch.where(largest > 0, largest, 1).double()[:, None]
     norms = (torch.linalg.vector_norm(units, order, dim=1) * largest.double()).clamp(max=torch.finfo(rows.dtype).max)
-    # NaN and infinities stay as they are: they must be seen, and the reply dropped.
+    # NaN and infinities stay: the engine must see them and drop the reply.
     return torch.where(torch.isfinite(largest), torch.maximum(norms.to(rows.dtype), largest), largest)
 
 

@@ -1,5 +1,7 @@
-"""Natural compression. S. Horváth, C.-Y. Ho, L. Horváth, A. N. Sahu, M. Canini, P. Richtárik: Natural compression for
-distributed deep learning. MSML 2022 (arXiv 1905.10988).
+"""Natural compression: random rounding to powers of two.
+
+S. Horváth, C.-Y. Ho, L. Horváth, A. N. Sahu, M. Canini, P. Richtárik: Natural compression for distributed deep
+learning. MSML 2022 (arXiv 1905.10988).
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from archipel.compress.packing import pack, unpack
 from archipel.core import keys
 from archipel.core.trees import Compressed
 
-# Of IEEE 754: an integer type of the same size, bits of the mantissa, bits of the exponent.
+# IEEE 754: an integer type of the same size, bits of the mantissa, bits of the exponent.
 LAYOUT = {torch.float32: (torch.int32, 23, 8), torch.float64: (torch.int64, 52, 11)}
 
 
@@ -23,14 +25,13 @@ LAYOUT = {torch.float32: (torch.int32, 23, 8), torch.float64: (torch.int64, 52, 
 class Natural:
     """Natural compression: every entry rounded at random to a power of two, up or down.
 
-    With a = 2^⌊log₂ |t|⌋ and |t| = a (1 + u), t goes to 2a sign(t) with probability u and to a sign(t) otherwise, so
-    E Q(t) = t and E(Q(t) − t)² = a² u (1 − u) = t² u (1 − u)/(1 + u)², which is t²/8 at most, at u = 1/3: ω = 1/8
-    (Theorem 1). In binary u is the mantissa, and rounding up adds 1 to the exponent: a sign and an exponent are sent, 9
-    bits for a float32 and 12 for a float64, and no norm.
+    With a = 2^⌊log₂ |t|⌋ and |t| = a (1 + u), t becomes 2a sign(t) with probability u and a sign(t) otherwise. So
+    E Q(t) = t and E(Q(t) − t)² = a² u (1 − u) = t² u (1 − u)/(1 + u)² ≤ t²/8, with equality at u = 1/3: ω = 1/8
+    (Theorem 1). In binary, u is the mantissa, and rounding up adds 1 to the exponent. The message is a sign and an
+    exponent for each entry, 9 bits for a float32 and 12 for a float64, and no norm.
 
-    Below the smallest normal number, 2^−126 in float32, entries go to it or to 0: unbiased, but ω doesn't hold for
-    them. Above the largest power of two, 2^127, they go down to it. NaN and infinities keep the exponent that marks
-    them, and come out as infinities.
+    Entries below the smallest normal number, 2^−126 in float32, become it or 0: this is unbiased, but ω doesn't hold
+    for them. Entries above the largest power of two, 2^127, become that. NaN and infinities become infinities.
 
     >>> x = torch.tensor([8.0, -0.25, 0.0])  # powers of two stay as they are
     >>> Natural()(x, keys.key(0)).decode()
@@ -53,7 +54,7 @@ class Natural:
         word = vector.contiguous().view(integer).to(torch.int64)
         exponent = (word >> mantissa) & (2**width - 1)
         u = (word & (2**mantissa - 1)).double() * 2.0**-mantissa
-        largest = 2**width - 2  # one more marks NaN and infinities
+        largest = 2**width - 2  # the next exponent marks NaN and infinities
         up = (keys.uniform(key, len(vector), dtype=torch.float64) < u) & (exponent < largest)
         codes = exponent + up.to(torch.int64) + ((word < 0).to(torch.int64) << width)
         return packed(self, x, codes=pack(codes, 1 + width))

@@ -1,7 +1,7 @@
 """Integers of a few bits, packed densely into bytes by tensor operations.
 
-Eight integers of b bits fill b bytes exactly, so the work is done on groups of eight: a group is written in other
-digits, and no tensor is larger than the integers themselves.
+Eight integers of b bits fill b bytes exactly, so integers are packed in groups of eight. No intermediate tensor is
+larger than the integers themselves.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import torch.nn.functional as F  # noqa: N812 (torch's own name for it)
 from torch import Tensor
 
 WIDEST = 56
-"""Bits: an integer that is shifted by up to 7 must fit an int64."""
+"""The most bits: an integer that is shifted by up to 7 must fit an int64."""
 
 
 def pack(values: Tensor, bits: int) -> Tensor:
-    """Integers as bytes, the first integer in the lowest bits of the first byte.
+    """Pack integers into bytes, the first integer in the lowest bits of the first byte.
 
     Args:
         values: ``(n,)`` int64, each in [0, 2^bits).
@@ -32,7 +32,7 @@ def pack(values: Tensor, bits: int) -> Tensor:
 
 
 def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
-    """The inverse of :func:`pack`: ``(count,)`` int64.
+    """Invert :func:`pack`; returns ``(count,)`` int64.
 
     >>> unpack(torch.tensor([177], dtype=torch.uint8), bits=2, count=4)
     tensor([1, 0, 3, 2])
@@ -42,7 +42,7 @@ def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
 
 
 def _digits(groups: Tensor, old: int, new: int) -> Tensor:
-    """Rows of digits of ``old`` bits as rows of digits of ``new`` bits, lowest first."""
+    """Rewrite rows of digits of ``old`` bits as rows of digits of ``new`` bits, lowest first."""
     columns = []
     for j in range(groups.shape[1] * old // new):
         first, last = j * new // old, (j * new + new - 1) // old

@@ -1,4 +1,4 @@
-"""Sparsifiers: some entries are sent and the others taken for zero.
+"""Sparsifiers: some entries are sent, and the others count as zero.
 
 S. U. Stich, J.-B. Cordonnier, M. Jaggi: Sparsified SGD with memory. NeurIPS 2018.
 """
@@ -19,10 +19,10 @@ from archipel.core.trees import Compressed
 
 @dataclass(frozen=True)
 class RandK:
-    """Random sparsification: k entries drawn without replacement, times q/k.
+    """Random sparsification: k entries drawn without replacement, multiplied by q/k.
 
-    Every entry is among them with probability k/q, so E Q(x) = x, and E‖Q(x) − x‖² = (q/k − 1) ‖x‖² exactly:
-    ω = q/k − 1. Which entries they are follows from the key, so a message is the key, 64 bits, and k values.
+    Every entry is drawn with probability k/q, so E Q(x) = x, and E‖Q(x) − x‖² = (q/k − 1) ‖x‖² exactly: ω = q/k − 1.
+    The key determines which entries are drawn, so a message is the key, 64 bits, and k values.
 
     Args:
         k: how many entries; or
@@ -62,11 +62,11 @@ class RandK:
 
 @dataclass(frozen=True)
 class TopK:
-    """The k entries of largest magnitude; of equal ones those that come first. Biased: it needs error feedback.
+    """The k entries of largest magnitude; of equal ones the first. Biased: it needs error feedback.
 
-    What is left out is at most the average of the rest: ‖Q(x) − x‖² ≤ (1 − k/q) ‖x‖², a contraction, and an equality
-    where all entries are equally large. ω is this 1 − k/q; the methods whose α is 1/(1 + ω) need an unbiased
-    compressor and must not take it. A message is k values and the place of each, ⌈log₂ q⌉ bits.
+    No omitted entry is larger than a sent one, so ‖Q(x) − x‖² ≤ (1 − k/q) ‖x‖²: a contraction, with equality if all
+    entries are equally large. ω is 1 − k/q. Methods with α = 1/(1 + ω) need an unbiased compressor and must not use
+    top-k. A message is k values and the index of each, ⌈log₂ q⌉ bits.
 
     Args:
         k: how many entries; or
@@ -107,7 +107,7 @@ class TopK:
 def _check(sparsifier: RandK | TopK) -> None:
     name, k, fraction = type(sparsifier).__name__, sparsifier.k, sparsifier.fraction
     if (k is None) == (fraction is None):
-        raise ValueError(f"{name} takes either k or fraction; given k={k!r} and fraction={fraction!r}.")
+        raise ValueError(f"{name} takes exactly one of k and fraction; given k={k!r} and fraction={fraction!r}.")
     if k is not None:
         checks.positive_int(name, k=k)
     elif isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction <= 1:
@@ -115,18 +115,18 @@ def _check(sparsifier: RandK | TopK) -> None:
 
 
 def _count(sparsifier: RandK | TopK, size: int) -> int:
-    """K for a vector of this size."""
+    """Return k for a vector of this size."""
     if sparsifier.fraction is not None:
         return max(1, round(sparsifier.fraction * size))
     assert sparsifier.k is not None
     if sparsifier.k > size:
         raise ValueError(
-            f"{type(sparsifier).__name__}'s k = {sparsifier.k} is more than the {size} entries of the tensor. Take a "
-            "smaller k, or fraction=… where tensors are of several sizes."
+            f"{type(sparsifier).__name__}'s k = {sparsifier.k} is more than the {size} entries of the tensor. Give a "
+            "smaller k, or fraction=… for tensors of several sizes."
         )
     return sparsifier.k
 
 
 def _places(size: int) -> int:
-    """Bits of an index; one at least, so that a message is never without its places."""
+    """Return the bits of an index; at least one, so that every message has indices."""
     return max(1, (size - 1).bit_length())

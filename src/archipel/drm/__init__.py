@@ -1,4 +1,4 @@
-"""Density ratio models and empirical likelihood: dP_l/dG(x) = exp(γ_l + ξ_lᵀh(x)) with a baseline G that is free."""
+"""Density ratio models and empirical likelihood: dP_l/dG(x) = exp(γ_l + ξ_lᵀh(x)) with a free baseline G."""
 
 from archipel.core.lazy import export
 

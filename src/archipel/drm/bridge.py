@@ -1,7 +1,7 @@
-"""Bridge errors between FedSPM's surrogate and the DRM objective that it stands for, along a run.
+"""Bridge errors between FedSPM's surrogate and the DRM objective that it replaces, along a run.
 
 Z. Wang, P. Li, G. Yang, Q. Zhang: FedSPM: routing-enabled federated learning under dual heterogeneity via
-semiparametric mixture. arXiv 2607.04085, 2026; Sec. 2.4 (Assumptions 4 and 5) and App. D.4.
+semiparametric mixture. arXiv 2607.04085, 2026; Sec. 2.4 (Assumptions 4 and 5) and App. D.4. See docs/methods/fedspm.md.
 """
 
 from __future__ import annotations
@@ -17,48 +17,49 @@ from torch import Tensor
 from archipel.algorithms.fedspm import FedSPM
 from archipel.core.checks import kind_of, one_of, positive_int
 from archipel.core.trees import Tree, dot, tree_map
-from archipel.drm.exchanges import NAMES, Asked, Incomplete, Witness
-from archipel.drm.gauge import Populations, balanced, multipliers, normalised
+from archipel.drm.exchanges import NAMES, ClientSums, Exchange, Incomplete
+from archipel.drm.gauge import Populations, balanced, federated_multipliers, normalised
 from archipel.engines.carrier import log
 
 if TYPE_CHECKING:
     from archipel.fit import Moment
 
 LEAST = 1e-9
-"""‖∇f̃‖² must be above it for a ratio to count (App. D.4)."""
+"""A ratio counts if ‖∇f̃‖² is above this (App. D.4)."""
 QUANTILE = 0.95
 
 
 @dataclass
 class BridgeErrors:
-    """A callback for ``fit``: measures the surrogate f̃ and the DRM objective f, eq. (6) solved, around a round.
+    """A callback for ``fit`` that measures the surrogate f̃ and the DRM objective f before and after a round.
 
-    With φ = (γ, ξ, ν), the state ζ^(t) after t rounds and the responsibilities w^(t) that round t + 1 trains on,
+    Let φ = (γ, ξ, ν), let ζ^(t) be the state after t rounds, and w^(t) the responsibilities that round t + 1 trains on.
 
         f^(t) = −Q₂^(t)/n  and  f̃^(t) = −Q̃₂^(t)/n
 
-    are evaluated on all n training examples at φ^(t) and at φ^(t+1), and their gradients at φ^(t). Divided by n they
-    are what Theorem 1 is about, f̃ = Σ_i ρ_i f̃_i with means f̃_i over each client's examples. By Lemma 2 ∇f^(t)(φ^(t))
-    = ∇_φ F(ζ^(t)), F = −pℓ/n, with the exact E-step and everybody taking part; otherwise some of w^(t) is older.
+    are evaluated on all n training examples at φ^(t) and φ^(t+1), and their gradients at φ^(t). Eq. (6) is solved for
+    f. Theorem 1 is about objectives divided by n: f̃ = Σ_i ρ_i f̃_i with means f̃_i over each client's examples. By
+    Lemma 2, ∇f^(t)(φ^(t)) = ∇_φ F(ζ^(t)) with F = −pℓ/n, if the E-step is exact and all clients take part; otherwise
+    some of w^(t) is older.
 
-    f sees a constant added to all γ, which nothing else does; f is looked at in two places:
+    Of all these, f alone depends on a constant added to all γ. It is evaluated at two choices of γ:
 
-    - ``normalised``: φ with log Σ_j r_j, r = 1/Σ τ exp(·), added to every γ. The responsibilities, and so F's gradient,
-      are those of the iterate. Eq. (6) may have no solution: 0 is outside the convex hull of exp(a) − 1, f = +∞, and
-      there is a gap. Populations with less than one example, τ_l < 1, have no constraint.
-    - ``balanced``: every γ_l moved to where each population has mass one. There λ = τ/n solves eq. (6), always. It is
-      the smallest f for these ξ and ν, and f ≥ f̃ − log n with equality exactly there, but for what the dead contribute.
+    - ``normalised``: log Σ_j r_j, r = 1/Σ τ exp(·), is added to every γ. The responsibilities, and so F's gradient,
+      are those of the iterate. Eq. (6) may have no solution: then 0 is outside the convex hull of exp(a) − 1, f = +∞,
+      and the round is a gap. Populations with less than one example, τ_l < 1, have no constraint.
+    - ``balanced``: every γ_l is shifted so that each population has mass one. There λ = τ/n always solves eq. (6). f is
+      the smallest for these ξ and ν. Always f ≥ f̃ − log n, with equality exactly there, except for dead populations.
 
-    For each measured t the round's record (in ``run.history`` and ``metrics.jsonl``) gets an entry ``"bridge"``, read
-    by :func:`estimates`. Training isn't changed in one bit. Clients answer with sums over their examples, see
-    :mod:`archipel.drm.exchanges`; a measurement costs two passes over all data and three with gradients.
+    For each measured t the round's record (in ``run.history`` and ``metrics.jsonl``) gets an entry ``"bridge"``, which
+    :func:`estimates` reads. Measuring doesn't change the training in any bit. Clients reply with sums over their
+    examples, see :mod:`archipel.drm.exchanges`. A measurement costs two passes over all data and three with gradients.
 
     Args:
-        every: measure at t = every, 2 · every, …; t = 0 is before any callback, and the first t after a resumption is
-            left out.
+        every: measure at t = every, 2 · every, …. t = 0 comes before the first callback and isn't measured, nor is the
+            first t after a resumption.
 
     Raises:
-        TypeError: on its first call, for another algorithm than FedSPM.
+        TypeError: on its first call, for any algorithm but FedSPM.
 
     >>> BridgeErrors(every=0)
     Traceback (most recent call last):
@@ -80,21 +81,21 @@ class BridgeErrors:
         if before is None or before[0] != t or t % self.every:
             return
         places = [
-            Asked(moment.clients.everyone, Witness(moment.algorithm), ratio)
+            Exchange(moment.clients.everyone, ClientSums(moment.algorithm), ratio)
             for ratio in (before[1], moment.server["ratio"])
         ]
         try:
             moment.record["bridge"] = {"t": t} | measure(*places)
         except Incomplete as reason:
-            log.warning("Bridge errors of round %d aren't measured: %s", t, reason)
+            log.warning("The bridge errors of round %d weren't measured: %s", t, reason)
 
 
-def measure(before: Asked, after: Asked) -> dict[str, Any]:
-    """The three objectives with the responsibilities that clients hold, before and after.
+def measure(before: Exchange, after: Exchange) -> dict[str, Any]:
+    """Measure the three objectives before and after a round, with the responsibilities that clients hold.
 
     Returns:
-        By name, ``before`` and ``after``, values, and ``gradient``, ‖∇‖² before; ``None`` where eq. (6) has no
-        solution.
+        For each objective its values ``before`` and ``after``, and ``gradient``, ‖∇‖² before; ``None`` if eq. (6) has
+        no solution.
     """
     first, second = _Place.of(before), _Place.of(after)
     gradients = tree_map(lambda t: t.sum(0) / first.known.n, before("gradients", **first.message))
@@ -116,7 +117,7 @@ def measure(before: Asked, after: Asked) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Place:
-    """One φ: what clients must know to give their terms of the objectives, and the objectives."""
+    """The objectives at one φ, and the message from which clients compute their terms of them."""
 
     known: Populations
     message: dict[str, Tensor]
@@ -124,11 +125,11 @@ class _Place:
     values: Tensor
 
     @classmethod
-    def of(cls, ask: Asked) -> _Place:
+    def of(cls, ask: Exchange) -> _Place:
         known = Populations.at(ask)
         common = normalised(ask, known)
         shift = balanced(ask, known, common)
-        found = multipliers(ask, known, common)
+        found = federated_multipliers(ask, known, common)
         message = {
             "log_tau": known.tau.clamp(min=1e-30).log(),
             "shift": common,
@@ -142,17 +143,17 @@ class _Place:
 
 @dataclass(frozen=True)
 class Estimates:
-    """The estimates of App. D.4 from a run's measurements; lists run over the measured rounds that aren't gaps.
+    """The estimates of App. D.4 from a run's measurements. Lists have an entry for each measured round but gaps.
 
     Args:
         t: the rounds.
         gaps: measured rounds at which f or f̃ isn't defined at one of the two iterates.
-        gamma2: Γ̂₂, the 0.95 quantile of ‖∇f‖²/‖∇f̃‖² over t with ‖∇f̃‖² > 10⁻⁹; NaN where there is none.
+        gamma2: Γ̂₂, the 0.95 quantile of ‖∇f‖²/‖∇f̃‖² over t with ‖∇f̃‖² > 10⁻⁹; NaN if there is no such t.
         epsilon: ε̂^(t) = max(‖∇f‖² − Γ̂₂ ‖∇f̃‖², 0).
         delta: δ̂^(t) = max([f^(t)(φ^(t+1)) − f^(t)(φ^(t))] − [f̃^(t)(φ^(t+1)) − f̃^(t)(φ^(t))], 0).
         gradient: running mean of ‖∇f^(t)(φ^(t))‖².
-        epsilon_sum: T⁻¹ Σ ε̂ over the first T of the list.
-        delta_sum: T^(−1/2) Σ δ̂ over them.
+        epsilon_sum: T⁻¹ Σ ε̂ over the first T entries.
+        delta_sum: T^(−1/2) Σ δ̂ over the first T entries.
     """
 
     t: list[int]
@@ -166,14 +167,14 @@ class Estimates:
 
 
 def estimates(history: Sequence[dict[str, Any]], at: Literal["normalised", "balanced"] = "normalised") -> Estimates:
-    """Estimates bridge errors from the history of a run with :class:`BridgeErrors`.
+    """Estimate bridge errors from the history of a run with :class:`BridgeErrors`.
 
     Args:
         history: ``run.history``.
-        at: where f is looked at.
+        at: the choice of γ at which f is evaluated.
 
     Raises:
-        ValueError: the history holds no measurement, or there is no such place.
+        ValueError: a history without measurements, or another ``at``.
 
     >>> one = {"before": 1.0, "after": 0.5, "gradient": 4.0}
     >>> other = {"before": 1.0, "after": 0.7, "gradient": 2.0}
@@ -184,7 +185,7 @@ def estimates(history: Sequence[dict[str, Any]], at: Literal["normalised", "bala
     entries = [record["bridge"] for record in history if "bridge" in record]
     if not entries:
         raise ValueError(
-            "The history holds no measured bridge errors. Give fit callbacks=[BridgeErrors()] and two rounds or more."
+            "The history holds no bridge errors. Run fit with callbacks=[BridgeErrors()] for at least two rounds."
         )
     whole_ones = [entry for entry in entries if None not in entry[at].values()]
     gaps = [entry["t"] for entry in entries if None in entry[at].values()]
@@ -209,7 +210,7 @@ def estimates(history: Sequence[dict[str, Any]], at: Literal["normalised", "bala
 
 
 def _cumulated(values: Sequence[float], power: float) -> list[float]:
-    """T^(−power) Σ of the first T."""
+    """Return T^(−power) Σ over the first T values."""
     sums = torch.tensor(values, dtype=torch.float64).cumsum(0)
     counts = torch.arange(1, len(values) + 1, dtype=torch.float64)
     found: list[float] = (sums / counts**power).tolist()

@@ -1,8 +1,8 @@
 """Means, distribution functions and quantiles of populations as weighted averages over pooled points.
 
 J. Chen, Y. Liu: Quantile and quantile-function estimations under density ratio model, Annals of Statistics 41, 2013.
-With the weights ``model.distributions`` of a fitted :class:`archipel.drm.DensityRatioModel` every population learns
-from everybody's points; with ``model.empirical`` from its own alone, as without a model.
+With the weights ``model.distributions`` of a fitted :class:`archipel.drm.DensityRatioModel`, every population learns
+from the points of all. With ``model.empirical`` it uses its own points only, as without a model.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from torch import Tensor
 
 
 def means(weights: Tensor, values: Tensor) -> Tensor:
-    """E_l f = Σ_j p_jl f(x_j).
+    """Compute E_l f = Σ_j p_jl f(x_j).
 
-    For f in the span of the basis h this is the population's own sample mean: the model learns nothing there from the
-    others.
+    For f in the span of the basis h this is the population's own sample mean: there the model learns nothing from the
+    other populations.
 
     Args:
         weights: ``(n, L)`` p; columns sum to one.
@@ -32,15 +32,18 @@ def means(weights: Tensor, values: Tensor) -> Tensor:
 
 
 def distribution_functions(weights: Tensor, values: Tensor, at: Tensor) -> Tensor:
-    """F_l(t) = Σ_j p_jl 1(f(x_j) ≤ t).
+    """Compute F_l(t) = Σ_j p_jl 1(f(x_j) ≤ t).
 
     Args:
         weights: ``(n, L)`` p; columns sum to one.
         values: ``(n,)`` f at the pooled points.
-        at: ``(k,)`` where.
+        at: ``(k,)`` the numbers t.
 
     Returns:
         ``(k, L)`` float64.
+
+    Raises:
+        ValueError: NaN among the values or the numbers t.
 
     >>> distribution_functions(torch.tensor([[0.5, 0.0], [0.5, 1.0]]), torch.tensor([2.0, 4.0]), torch.tensor([3.0]))
     tensor([[0.5000, 0.0000]], dtype=torch.float64)
@@ -48,13 +51,13 @@ def distribution_functions(weights: Tensor, values: Tensor, at: Tensor) -> Tenso
     ordered, cumulative = _steps(weights, values)
     t = torch.as_tensor(at, dtype=torch.float64)
     if bool(t.isnan().any()):
-        raise ValueError("at holds NaN; distribution functions are asked at numbers.")
+        raise ValueError("at holds NaN; give the numbers at which to evaluate distribution functions.")
     below = torch.searchsorted(ordered, t, right=True)
     return torch.cat([cumulative.new_zeros(1, cumulative.shape[1]), cumulative])[below]
 
 
 def quantiles(weights: Tensor, values: Tensor, levels: Tensor) -> Tensor:
-    """The smallest value at which F_l reaches a level, inf{t: F_l(t) ≥ u}.
+    """Compute the smallest value at which F_l reaches a level, inf{t: F_l(t) ≥ u}.
 
     Args:
         weights: ``(n, L)`` p; columns sum to one.
@@ -74,9 +77,9 @@ def quantiles(weights: Tensor, values: Tensor, levels: Tensor) -> Tensor:
     levels = levels if levels.is_floating_point() else levels.to(torch.float64)
     u = levels.to(torch.float64)
     if not bool(((u > 0) & (u <= 1)).all()):
-        raise ValueError(f"levels are {u.tolist()}; quantiles are of levels above 0 and at most 1.")
+        raise ValueError(f"levels are {u.tolist()}; they must be above 0 and at most 1.")
     ordered, cumulative = _steps(weights, values)
-    # Sums of weights, and 0.05 in float32, are a rounding off: a twentieth of a sample is still its twentieth.
+    # Sums of weights and levels in float32 have rounding errors. 0.05 must still select one point of twenty.
     rounding = max(1e-12, torch.finfo(levels.dtype).eps)
     reached = torch.searchsorted(cumulative.T.contiguous(), (u - rounding).expand(cumulative.shape[1], -1).contiguous())
     return ordered[reached.clamp(max=len(ordered) - 1)].T
@@ -85,9 +88,9 @@ def quantiles(weights: Tensor, values: Tensor, levels: Tensor) -> Tensor:
 def _steps(weights: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     p, f = _pair(weights, values)
     if f.dim() != 1:
-        raise ValueError(f"values have the shape {tuple(f.shape)}; give one number a point, ({len(p)},).")
+        raise ValueError(f"values have the shape {tuple(f.shape)}; give one number for each point, ({len(p)},).")
     if bool(f.isnan().any()):
-        raise ValueError("values hold NaN, which has no place in an order. Leave those points out of the fit.")
+        raise ValueError("values hold NaN, which can't be ordered. Leave those points out of the fit.")
     ordered, index = f.sort(stable=True)
     return ordered, p[index].cumsum(0)
 
@@ -95,7 +98,7 @@ def _steps(weights: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
 def _pair(weights: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     if weights.dim() != 2 or len(values) != len(weights):
         raise ValueError(
-            f"weights have the shape {tuple(weights.shape)} and there are {len(values)} values; weights are (points, "
-            "populations), and values are given for all pooled points."
+            f"weights have the shape {tuple(weights.shape)} and there are {len(values)} values; give weights (points, "
+            "populations) and a value for every pooled point."
         )
     return weights.to(torch.float64), values.to(torch.float64)

@@ -1,10 +1,10 @@
-"""FedSPM's density-ratio objectives on all training data, without the data: what clients add up for the server.
+"""FedSPM's density-ratio objectives on all training data, from sums that clients compute.
 
-Z. Wang et al.: FedSPM, arXiv 2607.04085, 2026; equation numbers are the paper's. Every client answers with sums over
-its own examples; log-ratios and responsibilities of examples stay where they are. What a client reveals, with
-L = m · C populations, is: its totals τ_i; for each of two φ = (γ, ξ, ν), by column the largest log-ratio and a log-sum
-over its examples; at each Newton step a value, an L-vector and an L × L matrix; in the end three values at each φ, and
-three gradients in φ. Where L comes near the number of its examples, that may be enough to tell them.
+Z. Wang et al.: FedSPM, arXiv 2607.04085, 2026; equation numbers are the paper's, see docs/methods/fedspm.md. Every
+client replies with sums over its own examples; it keeps their log-ratios and responsibilities. With L = m · C
+populations, a client reveals its totals τ_i; for each of two φ = (γ, ξ, ν), the largest log-ratio and a log-sum over
+its examples of each column; at each Newton step a value, an L-vector and an L × L matrix; at the end three values for
+each φ, and three gradients in φ. If L is near the number of its examples, these may determine them.
 """
 
 from __future__ import annotations
@@ -29,23 +29,24 @@ if TYPE_CHECKING:
     from archipel.algorithms.fedspm import FedSPM
 
 PIECE = 512
-"""Examples a forward pass."""
+"""Examples of a forward pass."""
 NAMES = ("surrogate", "normalised", "balanced")
-STILL = SGD(lr=0.0, steps=1, batch=None, momentum=0.5)
-"""A step that moves nothing: the velocity that it leaves is the gradient."""
+ZERO_STEP = SGD(lr=0.0, steps=1, batch=None, momentum=0.5)
+"""A step that moves nothing: its velocity is the gradient."""
 
 
-class Memory:
-    """Log-ratios that clients keep from one exchange of a measurement to the next, to save passes over their data.
+class RatioCache:
+    """Log-ratios that clients keep between the exchanges of a measurement, to save passes over their data.
 
-    Nothing depends on it: on a wire, where it isn't sent, and in batches over clients every exchange makes them anew.
+    No result depends on it. Over a wire, where it isn't sent, and in batches over clients, every exchange recomputes
+    them.
     """
 
     def __init__(self) -> None:
         self._kept: dict[int, Tensor] = {}
 
     def recall(self, client: Tensor, make: Callable[[], Tensor]) -> Tensor:
-        """What ``make`` gave for this client."""
+        """Return what ``make`` returned for this client, and call it the first time."""
         if inside_vmap():
             return make()
         index = int(client)
@@ -53,39 +54,39 @@ class Memory:
             self._kept[index] = make()
         return self._kept[index]
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Memory:
-        return self  # threads have algorithms of their own, and share this
+    def __deepcopy__(self, memo: dict[int, Any]) -> RatioCache:
+        return self  # each thread has its own algorithm; they share this cache
 
-    def __reduce__(self) -> tuple[type[Memory], tuple[()]]:
-        return Memory, ()
+    def __reduce__(self) -> tuple[type[RatioCache], tuple[()]]:
+        return RatioCache, ()
 
 
 @dataclass(frozen=True, eq=False)
-class Witness:
-    """A client's side, for one φ: steps that only ever return sums over the client's training examples.
+class ClientSums:
+    """The client's side for one φ: steps that return nothing but sums over the client's training examples.
 
     Args:
-        algorithm: whose model it is.
-        memory: of this φ.
+        algorithm: the FedSPM whose model is evaluated.
+        cache: log-ratios at this φ.
     """
 
     algorithm: FedSPM
-    memory: Memory = field(default_factory=Memory)
+    cache: RatioCache = field(default_factory=RatioCache)
 
     def totals(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """τ_i of the last M-step's responsibilities, ``(C,)``; by column max_j a_jl and log Σ_j exp(a_jl)."""
+        """Return τ_i of the last M-step's responsibilities, ``(C,)``; max_j a_jl and log Σ_j exp(a_jl) by column."""
         a = self._masked(client, message, data)
         w = client["responsibilities"].values.double()
         return client, {"tau": w.sum(0), "top": a.amax(0), "log_sum": torch.logsumexp(a, 0)}
 
     def mass(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """Log Σ_j 1/Σ_l exp(offset_l + a_jl)."""
+        """Return log Σ_j 1/Σ_l exp(offset_l + a_jl)."""
         a = self._ratios(client, message, data)
         mixed = torch.logsumexp(a + message["offset"], dim=1)
         return client, torch.logsumexp(torch.where(data.train.mask, -mixed, -torch.inf), 0)
 
     def dual(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """−Σ_j log*(1 + μᵀg_j) with g = (exp(a + shift) − 1) exp(−top), and what Newton's method needs of it."""
+        """Return −Σ_j log*(1 + μᵀg_j), g = (exp(a + shift) − 1) exp(−top), and its terms of Newton's method."""
         a = self._ratios(client, message, data)[:, message["living"]]
         g = torch.where(data.train.mask[:, None], scaled(a + message["shift"], message["top"]), 0.0)  # log 1 = 0
         t = g @ message["mu"]
@@ -103,7 +104,7 @@ class Witness:
         }
 
     def masses(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """Σ_j log Σ_l exp(offset_l + a_jl), Σ_j p_j and Σ_j p_j p_jᵀ, where p_j is the softmax over populations."""
+        """Return Σ_j log Σ_l exp(offset_l + a_jl), Σ_j p_j and Σ_j p_j p_jᵀ; p_j is the softmax over populations."""
         a = self._ratios(client, message, data)[:, message["living"]] + message["offset"]
         real = data.train.mask
         norms = torch.logsumexp(a, 1)
@@ -112,14 +113,14 @@ class Witness:
         return client, {"value": norms.sum(), "size": norms.abs().sum(), "p": p.sum(0), "pp": p.T @ p}
 
     def values(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """The client's terms of the three objectives, ``(3,)`` in the order of :data:`NAMES`."""
+        """Return the client's terms of the three objectives, ``(3,)`` in the order of :data:`NAMES`."""
         a = self._ratios(client, message, data)
         w = client["responsibilities"].values
         terms = self._terms(a, w, client["index"], message)
         return client, torch.where(data.train.mask[:, None], terms, 0.0).sum(0)
 
     def gradients(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """Their gradients in φ, a tree like it for each."""
+        """Return their gradients in φ, a tree like φ for each."""
         ratio = batchnorm.receive(self.algorithm.batch_norm, message["ratio"], client["ratio"])
         examples = data.train.adding(w=client["responsibilities"].values)
         found = {}
@@ -132,27 +133,27 @@ class Witness:
 
             total = zeros_like({part: _double(tree) for part, tree in trained(ratio).items()})
             for piece in _parts(examples):
-                mean = STILL.minimise(loss, ratio, piece, key, torch.zeros(())).velocity
+                mean = ZERO_STEP.minimise(loss, ratio, piece, key, torch.zeros(())).velocity
                 total = add(total, {part: _double(tree) for part, tree in mean.items()}, piece.count.double())
             found[name] = total
         return client, found
 
     def _ratios(self, client: Tree, message: Tree, data: ClientData) -> Tensor:
-        """``(N, L)`` float64 log-ratios, as the model in evaluation gives them."""
+        """Return ``(N, L)`` float64 log-ratios of the model in evaluation mode."""
 
         def make() -> Tensor:
             ratio = batchnorm.receive(self.algorithm.batch_norm, message["ratio"], client["ratio"])
             pieces = [self.algorithm.log_ratios(ratio, batch["x"])[0] for batch in data.train.pieces(PIECE)]
             return torch.cat(pieces).flatten(1)
 
-        kept: Tensor = self.memory.recall(client["index"], make)
+        kept: Tensor = self.cache.recall(client["index"], make)
         return kept.double()
 
     def _masked(self, client: Tree, message: Tree, data: ClientData) -> Tensor:
         return torch.where(data.train.mask[:, None], self._ratios(client, message, data), -torch.inf)
 
     def _terms(self, a: Tensor, w: Tensor, index: Tensor, message: Tree) -> Tensor:
-        """``(N, 3)``: log z_j − Σ_c w_jc a_jc, with z of each objective; constants are the server's."""
+        """Return log z_j − Σ_c w_jc a_jc, ``(N, 3)``, with each objective's z; the server adds constants."""
         own = a.unflatten(1, (-1, w.shape[1])).index_select(1, index[None])[:, 0]
         shifted = a + message["shift"]
         top = shifted.detach().amax(1, keepdim=True).clamp(min=0)
@@ -177,22 +178,22 @@ def _double(tree: Tree) -> Tree:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The server's side, for one φ: asks every client, and gets their answers stacked along a first dimension.
+class Exchange:
+    """The server's side for one φ: asks every client, and stacks the replies along a first dimension.
 
     Args:
-        clients: everybody.
-        witness: of this φ.
+        clients: all clients.
+        steps: the clients' side for this φ.
         ratio: φ, with its buffers.
     """
 
     clients: Clients
-    witness: Witness
+    steps: ClientSums
     ratio: Tree
 
     def __call__(self, step: str, **message: Tensor) -> Tree:
-        """Raises :class:`Incomplete` where a client's answer isn't finite."""
-        replies = self.clients.evaluate(getattr(self.witness, step), {"ratio": self.ratio} | message, keys.key(0))
+        """Run a step at all clients; raise :class:`Incomplete` if a reply isn't finite."""
+        replies = self.clients.evaluate(getattr(self.steps, step), {"ratio": self.ratio} | message, keys.key(0))
         if len(replies.ids) < self.clients.population:
             raise Incomplete(
                 f"{self.clients.population - len(replies.ids)} clients have log-ratios that aren't finite."
@@ -200,5 +201,5 @@ class Asked:
         return replies.value
 
 
-class Incomplete(RuntimeError):  # noqa: N818 (it is what happened)
-    """Not every client could answer with numbers."""
+class Incomplete(RuntimeError):  # noqa: N818 (caught, never shown as an error)
+    """Not every client replied with finite numbers."""

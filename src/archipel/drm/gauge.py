@@ -1,8 +1,8 @@
-"""Where on its gauge orbit an iterate of FedSPM is looked at, and the multipliers there; by sums over clients.
+"""The gauge of FedSPM's γ, and the multipliers in a gauge, from sums over clients.
 
-Z. Wang et al.: FedSPM, arXiv 2607.04085, 2026; equation numbers are the paper's. The surrogate, the responsibilities
-and the routing don't see a constant that is added to all γ, so that training leaves it anywhere; eqs. (4) to (6) do see
-it.
+Z. Wang et al.: FedSPM, arXiv 2607.04085, 2026; equation numbers are the paper's, see docs/methods/fedspm.md. Adding a
+constant to all γ (the gauge) changes neither the surrogate, nor responsibilities, nor routing, so training determines
+no value for it. Eqs. (4) to (6) do depend on it. The functions here compute two choices of it.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from archipel.drm.exchanges import Asked
+from archipel.drm.exchanges import Exchange
 from archipel.drm.multipliers import LARGEST
 from archipel.drm.newton import newton
 
 ALIVE = 1.0
-"""Examples that a population must have, τ_l ≥ 1, for its constraint to be there."""
+"""A population has a constraint if it has at least so many examples, τ_l ≥ 1."""
 TOLERANCE, ENOUGH = 1e-10, 1e-8
-"""On the residual of eq. (6): what is sought, and what is taken where rounding ends the search."""
+"""Tolerances on the residual of eq. (6): the aim, and what is accepted if rounding ends the search."""
 STEPS = 100
 
 
 class Populations(NamedTuple):
-    """What the server knows of the L populations (i, c) at one φ.
+    """The server's knowledge of the L populations (i, c) at one φ.
 
     Args:
-        n: training examples.
+        n: the number of training examples.
         tau: ``(L,)`` float64 τ_l = Σ_j w_jl.
-        living: ``(A,)`` int64, those with τ_l ≥ 1. The others have died: their γ is held to be where their mass is one,
-            which costs the objectives nothing, so that λ_l = 0 and eq. (6) is solved for the living.
+        living: ``(A,)`` int64, the populations with τ_l ≥ 1. The others are dead: their γ is set so that their mass is
+            one, which doesn't change the objectives. Then λ_l = 0, and eq. (6) is solved for the living.
         top: ``(L,)`` largest log-ratios.
         log_sum: ``(L,)`` log Σ_j exp(a_jl).
     """
@@ -42,8 +42,8 @@ class Populations(NamedTuple):
     log_sum: Tensor
 
     @classmethod
-    def at(cls, ask: Asked) -> Populations:
-        """Asks for them."""
+    def at(cls, ask: Exchange) -> Populations:
+        """Ask all clients, and combine their replies."""
         found = ask("totals")
         tau = found["tau"].flatten()
         living = (tau >= ALIVE).nonzero()[:, 0]
@@ -52,14 +52,14 @@ class Populations(NamedTuple):
 
     @property
     def shares(self) -> Tensor:
-        """``(L,)`` λ_l = τ_l/n of the living, made to sum to one, and 0 of the dead."""
+        """``(L,)`` λ_l = τ_l/n of the living, scaled to sum to one, and 0 for the dead."""
         alive = torch.zeros_like(self.tau)
         alive[self.living] = self.tau[self.living]
         return alive / alive.sum()
 
 
-def normalised(ask: Asked, known: Populations) -> Tensor:
-    """What is to be added to all γ for the baseline to have mass one: log Σ_j r_j, r_j = 1/(n Σ_l λ_l exp(a_jl)).
+def normalised(ask: Exchange, known: Populations) -> Tensor:
+    """Compute log Σ_j r_j, r_j = 1/(n Σ_l λ_l exp(a_jl)): added to all γ, it gives the baseline mass one.
 
     With λ = τ/n this is the paper's r at critical points (App. C.5); see :func:`archipel.drm.normalising`.
 
@@ -69,11 +69,11 @@ def normalised(ask: Asked, known: Populations) -> Tensor:
     return torch.logsumexp(ask("mass", offset=(known.n * known.shares).log()), 0)
 
 
-def balanced(ask: Asked, known: Populations, common: Tensor) -> Tensor:
-    """What is to be added to each γ for every population and the baseline to have mass one, ``(L,)``.
+def balanced(ask: Exchange, known: Populations, common: Tensor) -> Tensor:
+    """Compute the shift of each γ that gives every population and the baseline mass one, ``(L,)``.
 
-    It minimises the surrogate in γ, with ξ and ν as they are; there eq. (6) has the solution λ = τ/n whatever they are;
-    see :func:`archipel.drm.balancing`. γ of the dead gets ``common``.
+    It minimises the surrogate in γ for fixed ξ and ν. There λ = τ/n solves eq. (6) for any ξ and ν; see
+    :func:`archipel.drm.balancing`. Dead populations are shifted by ``common``.
     """
     living = known.living
     target = known.n * known.shares[living]
@@ -100,10 +100,10 @@ def balanced(ask: Asked, known: Populations, common: Tensor) -> Tensor:
     return shift
 
 
-def multipliers(ask: Asked, known: Populations, common: Tensor) -> Tensor | None:
-    """λ of eq. (6) with ``common`` added to all γ, ``(L,)``; ``None``: 0 isn't inside the convex hull.
+def federated_multipliers(ask: Exchange, known: Populations, common: Tensor) -> Tensor | None:
+    """Solve eq. (6) for λ, ``(L,)``, with ``common`` added to all γ; ``None`` if 0 isn't inside the convex hull.
 
-    As :func:`archipel.drm.multipliers`, which has all rows at hand.
+    Like :func:`archipel.drm.multipliers`, which needs all rows in one place.
     """
     living = known.living
     top = (known.top[living] + common).clamp(min=0)

@@ -1,7 +1,7 @@
 """Goodness of fit of a density ratio model: the model's distribution functions against the empirical ones.
 
 J. Qin, B. Zhang: A goodness-of-fit test for logistic regression models based on case-control data, Biometrika 84, 1997,
-for two populations; here the largest of all populations' distances counts.
+for two populations. For more, the statistic is the largest distance of all populations.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from archipel.drm.model import DensityRatioModel, linear
 
 @dataclass(frozen=True)
 class GoodnessOfFit:
-    """How far a model is from its data, and how often it would be that far if it were true.
+    """The distance of a model from its data, and how often a true model is that far away.
 
     Args:
         statistic: max over populations l and coordinates of √τ_l sup_t |F̂_l(t) − F̃_l(t)|.
@@ -31,7 +31,7 @@ class GoodnessOfFit:
 
 
 def distance(model: DensityRatioModel, values: Tensor) -> float:
-    """Max over l and coordinates of √τ_l sup_t |F̂_l(t) − F̃_l(t)|, of the model's and the empirical distribution.
+    """Compute max √τ_l sup_t |F̂_l(t) − F̃_l(t)| over l and coordinates; F̂ is the model's, F̃ the empirical distribution.
 
     Args:
         model: fitted.
@@ -61,9 +61,9 @@ def goodness_of_fit(
     ridge: float = 0.0,
     seed: int = 0,
 ) -> GoodnessOfFit:
-    """Tests whether populations are tilts of one baseline by the model's basis, with a bootstrap from the model.
+    """Test by a bootstrap whether populations are tilts of one baseline by the model's basis.
 
-    Each replicate draws n_l points of every population l from its fitted distribution, fits the model anew, and
+    Each replicate draws n_l points of every population l from its fitted distribution, fits the model again, and
     measures the same distance. Meant for samples of up to some thousand points.
 
     Args:
@@ -74,8 +74,8 @@ def goodness_of_fit(
         seed: of the draws.
 
     Raises:
-        ValueError: memberships that aren't one-hot: nobody knows how many points a latent population has; values that
-            aren't finite numbers, ``(n, k)``.
+        ValueError: memberships that aren't one-hot, since the number of points of a latent population isn't known;
+            values that aren't finite numbers, ``(n, k)``.
 
     >>> from archipel.drm.model import pool
     >>> x = torch.randn(200, 1, generator=torch.Generator().manual_seed(0))
@@ -86,7 +86,7 @@ def goodness_of_fit(
     positive_int("goodness_of_fit", replicates=replicates)
     sizes = model.tau.round().long()
     if not bool(((model.memberships == 0) | (model.memberships == 1)).all()):
-        raise ValueError("memberships are shares; goodness of fit is told of populations that are known (one-hot).")
+        raise ValueError("memberships are shares; goodness of fit needs known populations (one-hot memberships).")
     x = model.points.reshape(len(model.points), -1).to(torch.float64) if values is None else values
     if x.dim() != 2 or len(x) != len(model.points) or not bool(x.isfinite().all()):
         raise ValueError(
@@ -106,6 +106,6 @@ def goodness_of_fit(
         again = DensityRatioModel.fit(model.features[drawn], memberships, linear, ridge=ridge)
         found.append(distance(again, x[drawn]))
     stats = torch.tensor(found, dtype=torch.float64)
-    # As large but for rounding counts as at least as large.
+    # A replicate that equals the statistic up to rounding counts as at least as large.
     extreme = int((stats >= statistic * (1 - 1e-12)).sum())
     return GoodnessOfFit(statistic, (1 + extreme) / (1 + replicates), stats)

@@ -1,4 +1,4 @@
-"""Density ratio models: populations that are tilts of one baseline that nobody models.
+"""Density ratio models: populations that are exponential tilts of one baseline, which isn't modelled.
 
 J. A. Anderson: Multivariate logistic compounds, Biometrika 66, 1979; J. Chen, Y. Liu: Quantile and quantile-function
 estimations under density ratio model, Annals of Statistics 41, 2013. Equation numbers are those of Z. Wang et al.:
@@ -15,19 +15,19 @@ from torch import Tensor
 
 from archipel.core.checks import above_zero, at_least_zero, kind_of, positive_int
 from archipel.drm.objectives import normalising
-from archipel.drm.tilts import maximum
+from archipel.drm.tilts import fit_tilts
 
 Basis = Callable[[Tensor], Tensor]
 """h: points (n, …) to features (n, d)."""
 
 
 def linear(x: Tensor) -> Tensor:
-    """h(x) = x: right for normal populations that share their covariance, ``(n, d)``."""
+    """Compute h(x) = x, ``(n, d)``: correct for normal populations with one covariance."""
     return x.reshape(len(x), -1)
 
 
 def quadratic(x: Tensor) -> Tensor:
-    """h(x) = (x_a, x_a x_b for a ≤ b): right for any normal populations, ``(n, d + d (d + 1)/2)``.
+    """Compute h(x) = (x_a, x_a x_b for a ≤ b), ``(n, d + d (d + 1)/2)``: correct for any normal populations.
 
     >>> quadratic(torch.tensor([[2.0, 3.0]]))
     tensor([[2., 3., 4., 6., 9.]])
@@ -38,10 +38,10 @@ def quadratic(x: Tensor) -> Tensor:
 
 
 def pool(samples: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Samples of L populations, ``(n_l, …)`` each, as pooled points ``(n, …)`` and memberships ``(n, L)``.
+    """Pool samples of L populations, ``(n_l, …)`` each, into points ``(n, …)`` and memberships ``(n, L)``.
 
     Raises:
-        ValueError: no samples, what isn't a tensor, or points of different shapes.
+        ValueError: no samples, anything but tensors, or points of different shapes.
 
     >>> points, memberships = pool([torch.zeros(2, 3), torch.ones(1, 3)])
     >>> points.shape, memberships.tolist()
@@ -50,7 +50,7 @@ def pool(samples: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     shapes = [tuple(sample.shape[1:]) if isinstance(sample, Tensor) else None for sample in samples]
     if not shapes or None in shapes or len(set(shapes)) > 1:
         raise ValueError(
-            f"pool takes tensors (n_l, …) with the same columns, one a population; given {len(shapes)}: "
+            f"pool takes tensors (n_l, …) with the same columns, one for each population; given {len(shapes)}: "
             f"{', '.join(str(tuple(s.shape)) if isinstance(s, Tensor) else kind_of(s) for s in samples)}."
         )
     sizes = torch.tensor([len(sample) for sample in samples])
@@ -60,10 +60,10 @@ def pool(samples: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class DensityRatioModel:
-    """dP_l/dG(x) = exp(γ_l + ξ_lᵀh(x)) (eq. 3) for L populations, fitted; G lives on the pooled points.
+    """A fitted model dP_l/dG(x) = exp(γ_l + ξ_lᵀh(x)) (eq. 3) of L populations; G has mass on the pooled points.
 
-    Make one with :meth:`fit`. Estimates of means, quantiles and distribution functions are weighted averages over the
-    pooled points: :mod:`archipel.drm.estimates` with the weights ``distributions``.
+    Make one with :meth:`fit`. Means, quantiles and distribution functions are weighted averages over the pooled points:
+    use :mod:`archipel.drm.estimates` with the weights ``distributions``.
 
     Args:
         basis: h.
@@ -103,26 +103,26 @@ class DensityRatioModel:
         tolerance: float = 1e-12,
         max_iterations: int = 100,
     ) -> DensityRatioModel:
-        """Maximises the profile log empirical likelihood Σ_j log r_j + Σ_jl w_jl (γ_l + ξ_lᵀh(x_j)).
+        """Maximise the profile log empirical likelihood Σ_j log r_j + Σ_jl w_jl (γ_l + ξ_lᵀh(x_j)).
 
-        At its maximum λ_l = τ_l/n with τ_l = Σ_j w_jl (App. C.5), so that it is found as that of the dual empirical
-        likelihood, a multinomial logistic regression with the offsets log τ_l, which is concave. Then
+        At its maximum λ_l = τ_l/n with τ_l = Σ_j w_jl (App. C.5). It is therefore also the maximum of the dual
+        empirical likelihood, a multinomial logistic regression with the offsets log τ_l, which is concave. Then
         r_j = 1/Σ_l τ_l exp(γ_l + ξ_lᵀh(x_j)).
 
         Args:
             points: ``(n, …)`` the pooled sample.
-            memberships: ``(n, L)`` w: one-hot where populations are known (:func:`pool`), or responsibilities of
-                latent ones; rows sum to one.
-            basis: h; a network will do. It is evaluated without gradient.
-            reference: the population that is G (γ = 0, ξ = 0). ``None``: G is such that Σ_l τ_l ξ_l = 0. Either is one
-                of many descriptions of the same populations.
-            ridge: ridge/2 · ‖ξ‖², on standardised features, is taken off; populations keep mass one with it. Needed
-                where the basis keeps populations apart.
+            memberships: ``(n, L)`` w: one-hot for known populations (:func:`pool`), responsibilities for latent ones;
+                rows sum to one.
+            basis: h, for example a network. It is evaluated without gradient.
+            reference: the population that is G (γ = 0, ξ = 0). ``None``: G is such that Σ_l τ_l ξ_l = 0. The choice
+                doesn't change the populations.
+            ridge: the penalty ridge/2 · ‖ξ‖² on standardised features. Populations keep mass one. Needed if the basis
+                separates populations.
             tolerance: on the likelihood's gradient, as a share of n.
-            max_iterations: Newton steps at most.
+            max_iterations: the most Newton steps.
 
         Raises:
-            ValueError: shapes that don't fit, an empty population, or populations that the basis keeps apart.
+            ValueError: shapes that don't match, an empty population, or populations that the basis separates.
         """
         at_least_zero("DensityRatioModel", ridge=ridge)
         above_zero("DensityRatioModel", tolerance=tolerance)
@@ -131,7 +131,7 @@ class DensityRatioModel:
         with torch.no_grad():
             features = basis(points).detach().to(torch.float64)
         _check(points, w, features, reference)
-        tilts = maximum(features, w, ridge, tolerance, max_iterations)
+        tilts = fit_tilts(features, w, ridge, tolerance, max_iterations)
         tau = w.sum(0)
         origin = (tau / tau.sum()) @ tilts if reference is None else tilts[reference]
         tilts = tilts - origin
@@ -147,12 +147,12 @@ class DensityRatioModel:
 
     @property
     def distributions(self) -> Tensor:
-        """``(n, L)``: the mass dP_l/dG(x_j) r_j that population l has on pooled point j; columns sum to one."""
+        """``(n, L)``: the mass dP_l/dG(x_j) r_j of population l on pooled point j; columns sum to one."""
         return self.baseline[:, None] * (self.gamma + self.features @ self.xi.T).exp()
 
     @property
     def empirical(self) -> Tensor:
-        """``(n, L)``: the masses w_jl/τ_l that its own points alone would give population l."""
+        """``(n, L)``: the masses w_jl/τ_l of population l from its own points only."""
         return self.memberships / self.tau
 
     @property
@@ -163,23 +163,23 @@ class DensityRatioModel:
 
     @torch.no_grad()
     def log_ratios(self, x: Tensor) -> Tensor:
-        """Log dP_l/dG(x) = γ_l + ξ_lᵀh(x), ``(n', L)`` float64."""
+        """Compute log dP_l/dG(x) = γ_l + ξ_lᵀh(x), ``(n', L)`` float64."""
         return self.gamma + self.basis(x).to(torch.float64) @ self.xi.T
 
     def route(self, x: Tensor, prior: Tensor | None = None) -> Tensor:
-        """Log P(l|x) for each population, ``(n', L)``.
+        """Compute log P(l|x) of each population, ``(n', L)``.
 
         Args:
             x: ``(n', …)`` queries.
             prior: ``(L,)`` shares ρ of populations among queries; ``None``: τ/n, as in the sample.
 
         Raises:
-            ValueError: a prior that isn't a share of each population.
+            ValueError: a prior that isn't a share of each population; queries of another width, or with NaN.
         """
         rho = self.tau / self.tau.sum() if prior is None else torch.as_tensor(prior, dtype=torch.float64)
         if rho.shape != self.tau.shape or not (bool((rho >= 0).all()) and bool(rho.isfinite().all() & rho.any())):
             raise ValueError(
-                f"prior is {rho.tolist()}; it holds a share, 0 or above, for each of {len(self.tau)} populations."
+                f"prior is {rho.tolist()}; give a share, 0 or above, for each of {len(self.tau)} populations."
             )
         return torch.log_softmax(rho.log() + self.log_ratios(x), dim=1)
 
@@ -189,15 +189,15 @@ def _check(points: Tensor, w: Tensor, features: Tensor, reference: int | None) -
     if w.dim() != 2 or len(w) != n or features.dim() != 2 or len(features) != n:
         raise ValueError(
             f"{n} points have memberships of the shape {tuple(w.shape)} and features of the shape "
-            f"{tuple(features.shape)}; they are ({n}, populations) and ({n}, features): see pool(samples)."
+            f"{tuple(features.shape)}; give ({n}, populations) and ({n}, features), see pool(samples)."
         )
     if not (bool(features.isfinite().all()) and bool(w.isfinite().all())):
         raise ValueError("features or memberships hold NaN or infinite values.")
     if bool((w < 0).any()) or not torch.allclose(w.sum(1), torch.ones(n, dtype=w.dtype), atol=1e-6):
-        raise ValueError("memberships aren't shares: entries are 0 or above, and every point's sum to one.")
+        raise ValueError("memberships aren't shares: entries must be 0 or above, and every row must sum to one.")
     L = w.shape[1]
     empty = (w.sum(0) <= 0).nonzero()[:, 0].tolist()
     if empty:
         raise ValueError(f"populations {empty} hold no points. Leave them out.")
     if reference is not None and (type(reference) is not int or not 0 <= reference < L):
-        raise ValueError(f"reference is {reference!r}; it is None or a population from 0 to {L - 1}.")
+        raise ValueError(f"reference is {reference!r}; give None or a population from 0 to {L - 1}.")

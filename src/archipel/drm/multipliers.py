@@ -1,6 +1,7 @@
 """Lagrange multipliers of empirical likelihood under density ratio constraints: eq. (6), by its convex dual.
 
-Equation numbers are those of Z. Wang et al.: FedSPM, arXiv 2607.04085, 2026. The dual and its extension log* are in
+Equation numbers are those of Z. Wang et al.: FedSPM, arXiv 2607.04085, 2026, see docs/methods/fedspm.md. The dual and
+its extension log* are in
 A. Owen: Empirical likelihood ratio confidence regions, Annals of Statistics 18, 1990, and A. Owen: Empirical
 likelihood, 2001, section 3.14.
 """
@@ -20,20 +21,20 @@ from archipel.drm.newton import newton
 LARGEST = 600.0
 """Log-ratios above this would need weights r below 10⁻²⁶⁰."""
 ROWS = 8192
-"""Points of the Hessian that are summed at a time."""
+"""Points of the Hessian that are summed in one product."""
 
 
 @dataclass(frozen=True)
 class Multipliers:
-    """The solution of eq. (6), and how well it solves it.
+    """A solution of eq. (6), and its residual.
 
     Args:
-        values: ``(L,)`` float64, λ. Where constraints repeat each other (equal ratios, a ratio of one everywhere) one
-            of many; the weights are the same for all of them.
-        weights: ``(n,)`` r, eq. (5); above 0, they sum to one.
+        values: ``(L,)`` float64, λ. If constraints are redundant (equal ratios, or a ratio of one everywhere), this is
+            one of many solutions; all have the same weights.
+        weights: ``(n,)`` r, eq. (5); above 0, with sum one.
         value: Σ_j log r_j, at most −n log n.
         iterations: Newton steps.
-        residual: what is left of eq. (6): the largest |Σ_j r_j g_jl| / Σ_j r_j |g_jl|, between 0 and 1.
+        residual: the residual of eq. (6): the largest |Σ_j r_j g_jl| / Σ_j r_j |g_jl|, between 0 and 1.
         inside: whether 0 is inside the convex hull of the g_j, so that weights exist. If not, ``values`` and
             ``weights`` are NaN and ``value`` is −∞.
     """
@@ -47,7 +48,7 @@ class Multipliers:
 
     @classmethod
     def none(cls, n: int, L: int, iterations: int, residual: float) -> Multipliers:
-        """No weights satisfy the constraints."""
+        """Make the result for constraints that no weights satisfy."""
         nan = torch.full((n + L,), math.nan, dtype=torch.float64)
         return cls(nan[:L], nan[L:], -math.inf, iterations, residual, False)
 
@@ -55,27 +56,27 @@ class Multipliers:
 def multipliers(
     log_ratios: Tensor, *, start: Tensor | None = None, tolerance: float = 1e-10, max_iterations: int = 100
 ) -> Multipliers:
-    """Maximises Σ_j log r_j subject to Σ_j r_j = 1 and Σ_j r_j exp(a_jl) = 1 for all l (eq. 4).
+    """Maximise Σ_j log r_j subject to Σ_j r_j = 1 and Σ_j r_j exp(a_jl) = 1 for all l (eq. 4).
 
     With g_jl = exp(a_jl) − 1 the weights are r_j = 1/(n (1 + λᵀg_j)) (eq. 5), where λ minimises the dual
 
         −Σ_j log(1 + λᵀg_j),
 
-    which is convex: its gradient is −n Σ_j r_j g_j, so that its minimum solves eq. (6). Newton steps with line search;
-    below 1/n the logarithm is continued as a parabola (Owen's log*), which changes no minimum, for r_j ≤ 1, and makes
-    every step legal. If a λ turns up with λᵀg_j ≥ 0 for all j, and not zero for all, no weights above 0 can satisfy the
-    constraints: 0 isn't inside the hull, the dual has no minimum, and the result says so.
+    which is convex. Its gradient is −n Σ_j r_j g_j, so its minimum solves eq. (6). It is found by Newton steps with
+    line search. Below 1/n the logarithm is continued as a parabola (Owen's log*): the minimum stays, since r_j ≤ 1, and
+    the dual is finite everywhere. If the search meets a λ with λᵀg_j ≥ 0 for all j, not all zero, then no weights above
+    0 satisfy the constraints: 0 isn't inside the hull, the dual has no minimum, and ``inside`` is False.
 
     Args:
         log_ratios: ``(n, L)`` a_jl = γ_l + ξ_lᵀh(x_j), log dP_l/dG of population l = (i, c) at pooled point j; at most
             600.
         start: ``(L,)`` λ to start from: the last round's, or Σ_j w_jl/n. ``None``: 1/(L + 1) each.
         tolerance: on the residual.
-        max_iterations: Newton steps at most.
+        max_iterations: the most Newton steps.
 
     Returns:
-        Multipliers; ``inside`` is False too where the dual still falls after ``max_iterations``, as it does with 0 on
-        the hull's boundary.
+        Multipliers. ``inside`` is also False if the dual still falls after ``max_iterations``, as it does for 0 on the
+        boundary of the hull.
 
     Raises:
         ValueError: log-ratios that aren't a finite ``(n, L)`` matrix or too large, or a start of another length.
@@ -92,14 +93,14 @@ def multipliers(
     n, L = a.shape
     given = torch.full((L,), 1 / (L + 1)) if start is None else torch.as_tensor(start)
     if given.shape != (L,) or not bool(given.isfinite().all()):
-        raise ValueError(f"start has the shape {tuple(given.shape)}; it holds a finite number for each of {L} columns.")
+        raise ValueError(f"start has the shape {tuple(given.shape)}; give a finite number for each of {L} columns.")
     top = a.amax(0).clamp(min=0)
     dual = _Dual(scaled(a, top))
     first = given.to(torch.float64) * top.exp()
     mu, here, iterations = newton(
         dual.at, dual.direction, first, lambda point: point.residual <= tolerance or point.separates, max_iterations
     )
-    # Where rounding ends the search early, what it has reached may be as good as numbers go.
+    # If rounding ends the search early, the residual may be as small as float64 allows.
     if here.separates or here.residual > max(tolerance, 1e-8):
         return Multipliers.none(n, L, iterations, here.residual)
     weights = 1 / (n * here.z)
@@ -109,24 +110,24 @@ def multipliers(
 
 
 def checked(log_ratios: Tensor) -> Tensor:
-    """Log-ratios in float64, or a ValueError."""
+    """Convert log-ratios to float64; raise ValueError for invalid ones."""
     a = torch.as_tensor(log_ratios).detach().to(torch.float64)
     if a.dim() != 2 or 0 in a.shape:
         raise ValueError(
-            f"log_ratios has the shape {tuple(a.shape)}; it is (points, populations), at least one of each."
+            f"log_ratios has the shape {tuple(a.shape)}; give (points, populations), at least one of each."
         )
     if not bool(a.isfinite().all()):
-        raise ValueError("log_ratios holds NaN or infinite values. Has the run diverged?")
+        raise ValueError("log_ratios holds NaN or infinite values. Check whether the run has diverged.")
     if bool((a > LARGEST).any()):
         raise ValueError(
             f"log_ratios goes up to {float(a.max()):.4g}; above {LARGEST:.0f} weights can't be represented. Add "
-            "balancing(log_ratios, tau) to the columns, which only differ by it, or see why ratios diverge."
+            "balancing(log_ratios, tau) to the columns, or find out why ratios diverge."
         )
     return a
 
 
 def scaled(a: Tensor, top: Tensor) -> Tensor:
-    """g_jl exp(−top), where ``top`` is the largest a of a column or a row, and at least 0: no entry is above 1.
+    """Compute g_jl exp(−top), at most 1; ``top`` is the largest a of a column or a row, and at least 0.
 
     Near a = 0 there is no cancellation.
     """
@@ -160,12 +161,12 @@ class _Dual:
         residual = float((gradient.abs() / size.clamp(min=torch.finfo(size.dtype).tiny)).max())
         low, high = float(t.min()), float(t.max())
         separates = (low >= 0 and high > 0) or (high <= 0 and low < 0)
-        # Of z = 1 + gμ, whose terms may be far larger than z where columns are nearly the same.
+        # The rounding error of z = 1 + gμ. Its terms may be much larger than z if columns are nearly equal.
         noise = torch.finfo(mu.dtype).eps * float(slope.abs().sum() + size @ mu.abs() + value.abs().sum())
         return _Place(-float(value.sum()), gradient, 1 + t, slope, curvature, size, noise, residual, separates)
 
     def direction(self, here: _Place) -> Tensor:
-        """The Newton step, the shortest where constraints repeat each other."""
+        """Compute the Newton step, the shortest one if constraints are redundant."""
         L = self.g.shape[1]
         hessian = self.g.new_zeros(L, L)
         roots = here.curvature.sqrt()
@@ -179,7 +180,7 @@ class _Dual:
         along = vectors.T @ (here.gradient / unit)
         unresolved = along[~kept].norm() > 1e-12 * (here.size / unit).norm()
         if bool(unresolved):
-            # Columns that differ by less than the square root of rounding: the Hessian no longer sees it, g does.
+            # Columns differ by less than the square root of rounding, which g resolves and the Hessian doesn't.
             rows = self.g * (roots[:, None] / unit)
             target = (here.slope / roots)[:, None]
             step: Tensor = torch.linalg.lstsq(rows, target, driver="gelsd").solution[:, 0]
@@ -189,7 +190,7 @@ class _Dual:
 
 
 def log_star(z: Tensor, least: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Owen's log*: log z from ``least`` on, and below it the parabola with the same value and two derivatives.
+    """Compute Owen's log*: log z from ``least`` on, and below it the parabola with equal value and two derivatives.
 
     Returns:
         The function, its derivative and minus its second derivative, each of z's shape.

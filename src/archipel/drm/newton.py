@@ -1,4 +1,4 @@
-"""Newton's method for smooth convex functions, where the last digits count.
+"""Newton's method for smooth convex functions, accurate to rounding.
 
 S. Boyd, L. Vandenberghe: Convex optimization, Cambridge, 2004, section 9.5 (Algorithm 9.5 with backtracking).
 """
@@ -11,14 +11,14 @@ from typing import Protocol, TypeVar
 from torch import Tensor
 
 ARMIJO = 1e-4
-"""The share of the decrease predicted by the slope that a step must bring."""
+"""A step must bring this share of the decrease that the slope predicts."""
 HALVINGS = 60
 LAST_STEPS = 5
-"""Steps after the decrease that is still to come has drowned in rounding: they polish the gradient."""
+"""Further steps once the predicted decrease is below rounding: they reduce the gradient."""
 
 
 class Point(Protocol):
-    """What a function is at one place."""
+    """A function's value and derivatives at one point."""
 
     @property
     def value(self) -> float: ...
@@ -38,18 +38,19 @@ def newton(
     done: Callable[[P], bool],
     max_iterations: int,
 ) -> tuple[Tensor, P, int]:
-    """Minimises a convex function by Newton steps with backtracking.
+    """Minimise a convex function by Newton steps with backtracking.
 
     Args:
-        at: the function at a point ``(d,)``: value, gradient, the value's rounding error, and what ``direction`` needs.
-        direction: a Newton step from there, −H⁻¹∇f, ``(d,)``.
+        at: evaluates the function at a point ``(d,)``: value, gradient, the value's rounding error, and whatever
+            ``direction`` needs.
+        direction: returns the Newton step −H⁻¹∇f, ``(d,)``.
         start: ``(d,)``.
-        done: whether a place is good enough.
-        max_iterations: steps at most.
+        done: whether a point is good enough.
+        max_iterations: the most steps.
 
     Returns:
-        The last point, what the function is there, and the number of steps taken. It stops earlier than ``done`` says
-        where no step along the direction lowers the value: rounding has the last word there.
+        The last point, the function there, and the number of steps. The search also stops where no step along the
+        direction lowers the value, because of rounding.
 
     >>> import torch
     >>> from types import SimpleNamespace
@@ -77,7 +78,7 @@ def newton(
         length = 1.0
         for _ in range(HALVINGS):
             there = at(x + length * step)
-            # Near the minimum the decrease drowns in the value's rounding error; full steps are right there.
+            # Near the minimum the decrease is below the value's rounding error; full steps are right there.
             if there.value <= here.value + ARMIJO * length * slope + here.noise + there.noise:
                 break
             length /= 2

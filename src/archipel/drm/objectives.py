@@ -1,9 +1,9 @@
-"""What FedSPM maximises: the profile log empirical likelihood, its Q-function's DRM block, and the surrogate.
+"""FedSPM's objectives: the profile log empirical likelihood, the DRM block of its Q-function, and the surrogate.
 
-Z. Wang et al.: FedSPM, arXiv 2607.04085, 2026; equation numbers are the paper's. All three are functions of the
-log-ratios a_jl = γ_l + ξ_lᵀh(x_j) of population l = (i, c) at the pooled points, and differentiable by autograd in
-them, so that whatever network or table they come from gets its gradient. Multipliers are held fixed in that: by the
-envelope theorem the derivative through them is zero, since they minimise the dual.
+Z. Wang et al.: FedSPM, arXiv 2607.04085, 2026; equation numbers are the paper's, see docs/methods/fedspm.md. All three
+are functions of the log-ratios a_jl = γ_l + ξ_lᵀh(x_j) of population l = (i, c) at the pooled points. They are
+differentiable by autograd, so any network or table that computes the log-ratios gets its gradient. Multipliers count as
+constants: by the envelope theorem the derivative through them is zero, since they minimise the dual.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 
 from archipel.drm.multipliers import Multipliers, multipliers, scaled
-from archipel.drm.tilts import masses_one
+from archipel.drm.tilts import unit_masses
 
 
 def surrogate(log_ratios: Tensor, responsibilities: Tensor) -> Tensor:
-    """Q̃₂ = Σ_jl w_jl a_jl − Σ_j log Σ_l τ_l exp(a_jl), with τ_l = Σ_j w_jl: what FedSPM trains on.
+    """Compute Q̃₂ = Σ_jl w_jl a_jl − Σ_j log Σ_l τ_l exp(a_jl), τ_l = Σ_j w_jl: the objective that FedSPM trains on.
 
-    It is −(soft-target cross-entropy) of logits log τ_l + a_jl, but for a constant.
+    Up to a constant it is −(soft-target cross-entropy) of the logits log τ_l + a_jl.
 
     Args:
         log_ratios: ``(n, L)``.
-        responsibilities: ``(n, L)`` w, 0 for the components of clients that don't hold the point; rows sum to one.
+        responsibilities: ``(n, L)`` w, 0 for components of clients that don't hold the point; rows sum to one.
 
     Returns:
         A float64 scalar.
@@ -36,7 +36,7 @@ def surrogate(log_ratios: Tensor, responsibilities: Tensor) -> Tensor:
 
 
 def q2(log_ratios: Tensor, responsibilities: Tensor, solved: Multipliers | None = None) -> Tensor:
-    """Q₂ = Σ_jl w_jl a_jl − Σ_j log(1 + Σ_l λ_l (exp(a_jl) − 1)), with λ from eq. (6): what the surrogate stands for.
+    """Compute Q₂ = Σ_jl w_jl a_jl − Σ_j log(1 + Σ_l λ_l (exp(a_jl) − 1)), λ from eq. (6); the surrogate replaces it.
 
     Its gradient is ∂Q₂/∂a_jl = w_jl − n r_j λ_l exp(a_jl).
 
@@ -59,7 +59,7 @@ def q2(log_ratios: Tensor, responsibilities: Tensor, solved: Multipliers | None 
 
 
 def profile(log_ratios: Tensor, log_shares: Tensor, solved: Multipliers | None = None) -> Tensor:
-    """pℓ = Σ_j log r_j + Σ_j log Σ_l exp(log_shares_jl + a_jl): the profile log empirical likelihood.
+    """Compute pℓ = Σ_j log r_j + Σ_j log Σ_l exp(log_shares_jl + a_jl), the profile log empirical likelihood.
 
     At responsibilities w of the E-step (eq. 7) its gradient in the log-ratios is that of Q₂ (Lemma 2).
 
@@ -94,14 +94,14 @@ def responsibilities(log_ratios: Tensor, log_shares: Tensor) -> Tensor:
 
 
 def normalising(log_ratios: Tensor, tau: Tensor) -> Tensor:
-    """Log Σ_j r_j with r_j = 1/Σ_l τ_l exp(a_jl): what must be added to every γ for the baseline to have mass one.
+    """Compute log Σ_j r_j, r_j = 1/Σ_l τ_l exp(a_jl): added to every γ, it gives the baseline mass one.
 
-    The surrogate doesn't notice it, as it only sees differences between populations; eqs. (4) to (6) do. At a critical
-    point of the surrogate, adding it gives one of Q₂ where λ_l = τ_l/n (App. C.5).
+    It doesn't change the surrogate, which depends on differences between populations only; eqs. (4) to (6) change. At a
+    critical point of the surrogate, adding it gives a critical point of Q₂ with λ_l = τ_l/n (App. C.5).
 
     Args:
         log_ratios: ``(n, L)``.
-        tau: ``(L,)`` τ_l = Σ_j w_jl; scaled to the sum n, where rounding or points left out made it another.
+        tau: ``(L,)`` τ_l = Σ_j w_jl; scaled to the sum n.
 
     Returns:
         A float64 scalar.
@@ -114,10 +114,10 @@ def normalising(log_ratios: Tensor, tau: Tensor) -> Tensor:
 
 
 def balancing(log_ratios: Tensor, tau: Tensor) -> Tensor:
-    """What must be added to the γ of each population for every one of them, and the baseline, to have mass one.
+    """Compute the shift of each population's γ that gives all of them, and the baseline, mass one.
 
-    The γ that maximise the surrogate with ξ and h as they are. With them eq. (6) has the solution λ_l = τ_l/n, whatever
-    ξ and h: 0 is inside the hull, where that of ratios in the middle of training often is outside.
+    The shifted γ maximise the surrogate for fixed ξ and h. With them λ_l = τ_l/n solves eq. (6) for any ξ and h: 0 is
+    inside the hull. For ratios during training it is often outside.
 
     Args:
         log_ratios: ``(n, L)``.
@@ -130,15 +130,15 @@ def balancing(log_ratios: Tensor, tau: Tensor) -> Tensor:
     tensor([ 0., -1.], dtype=torch.float64)
     """
     a, t = _pair(log_ratios.detach(), tau)
-    shift = masses_one(a, len(a) * t / t.sum())
+    shift = unit_masses(a, len(a) * t / t.sum())
     return shift + normalising(a + shift, t)
 
 
 def _pair(log_ratios: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
     if log_ratios.dim() != 2 or other.shape not in (log_ratios.shape, log_ratios.shape[1:]):
         raise ValueError(
-            f"log-ratios have the shape {tuple(log_ratios.shape)} and what comes with them {tuple(other.shape)}; "
-            "rows are points and columns populations in both."
+            f"log-ratios have the shape {tuple(log_ratios.shape)} and the second argument {tuple(other.shape)}; both "
+            "have points in rows and populations in columns."
         )
     return log_ratios.to(torch.float64), other.to(torch.float64)
 
@@ -147,13 +147,13 @@ def _solved(a: Tensor, solved: Multipliers | None) -> Tensor:
     found = multipliers(a) if solved is None else solved
     if not found.inside:
         raise ValueError(
-            "no weights make all ratios integrate to one: 0 is outside the convex hull of exp(a) − 1. Ratios that come "
-            "from the surrogate have an arbitrary common constant: add normalising(log_ratios, tau) to them first."
+            "no weights make all ratios integrate to one: 0 is outside the convex hull of exp(a) − 1. Ratios trained "
+            "on the surrogate have an arbitrary common constant: add normalising(log_ratios, tau) to them first."
         )
     return found.values
 
 
 def _log_z(a: Tensor, values: Tensor) -> Tensor:
-    """log(1 + Σ_l λ_l (exp(a_jl) − 1)), ``(n,)``, safe for large ratios."""
+    """Compute log(1 + Σ_l λ_l (exp(a_jl) − 1)), ``(n,)``, without overflow for large ratios."""
     top = a.detach().amax(1, keepdim=True).clamp(min=0)
     return top[:, 0] + ((-top[:, 0]).exp() + scaled(a, top) @ values).log()

@@ -1,7 +1,8 @@
-"""The tilts of a trained FedSPM, refitted exactly: the M-step of (γ, ξ) to its end, with the encoder h as it is.
+"""Exact refit of a trained FedSPM's tilts: the complete M-step of (γ, ξ) with a fixed encoder h.
 
-Z. Wang et al.: FedSPM, arXiv 2607.04085, 2026. Local SGD takes a few steps on the surrogate Q̃₂ a round, and averages;
-in γ and ξ alone Q̃₂ is concave, so that what they lag behind the encoder can be made up for at once.
+Z. Wang et al.: FedSPM, arXiv 2607.04085, 2026; docs/methods/fedspm.md. In every round, local SGD takes a few steps on
+the surrogate Q̃₂ and averages, so that γ and ξ lag behind the encoder. In γ and ξ alone Q̃₂ is concave, and its maximum
+can be computed.
 """
 
 from __future__ import annotations
@@ -20,25 +21,26 @@ from archipel.runs.run import Run
 
 @torch.no_grad()
 def refitted(run: Run, federation: Federation, ridge: float = 1.0) -> Run:
-    """A run whose γ and ξ maximise Q̃₂ = Σ_jl w_jl a_jl − Σ_j log Σ_l τ_l exp(a_jl), with its h and responsibilities.
+    """Maximise Q̃₂ = Σ_jl w_jl a_jl − Σ_j log Σ_l τ_l exp(a_jl) in γ and ξ, with the run's h and responsibilities.
 
-    Every component of every client, and the baseline, has mass one on the training examples then, with λ = τ/n, and the
-    router's posterior is as calibrated as one linear in h can be. Heads, mixing weights and encoders stay.
+    Afterwards every component of every client, and the baseline, has mass one on the training examples, with λ = τ/n,
+    and the router's posterior is as calibrated as a posterior linear in h can be. Heads, mixing weights and encoders
+    stay.
 
-    It is done here with all features at one place. Nothing but sums over clients enters a Newton step, though: of
-    gradients and of products of the Hessian with a vector, m · C · (d + 1) numbers each.
+    This function gathers all features in one place. A federated version is possible: a Newton step needs sums over
+    clients only, of gradients and of products of the Hessian with a vector, m · C · (d + 1) numbers each.
 
     Args:
-        run: of FedSPM, on this federation; its components share h.
-        federation: the training examples are read.
-        ridge: ridge/2 · ‖ξ‖² of standardised features is subtracted, for clients that h keeps apart.
+        run: a run of FedSPM on this federation whose components share h.
+        federation: its training examples are read.
+        ridge: the penalty ridge/2 · ‖ξ‖² on standardised features, for clients that h separates.
 
     Returns:
-        A new run; its history and metrics are those of before.
+        A new run, whose metrics are measured again. Its history is that of the given run.
 
     Raises:
         TypeError: a run of another algorithm.
-        ValueError: encoders of their own for each component, or a federation that isn't the run's.
+        ValueError: components with separate encoders, or a federation other than the run's.
 
     >>> from archipel.learning.sgd import SGD
     >>> from archipel.data.federation import Federation
@@ -59,13 +61,13 @@ def refitted(run: Run, federation: Federation, ridge: float = 1.0) -> Run:
     if not isinstance(algorithm, FedSPM):
         raise TypeError(f"refitted() is for runs of FedSPM; given a run of {kind_of(algorithm)}.")
     if algorithm.encoders != "shared":
-        raise ValueError("refitted() needs components that share their encoder: encoders='shared'.")
+        raise ValueError("refitted() needs components that share their encoder: train with encoders='shared'.")
     sizes = [len(client.train["y"]) for client in federation.clients]
     m, C = server["tau"].shape
     if tuple(sizes) != run.facts.sizes:
         raise ValueError(
-            f"{federation.name!r} holds {sizes[:8]} training examples a client; the run was trained on "
-            f"{list(run.facts.sizes[:8])}. Give the federation it was trained on."
+            f"The clients of {federation.name!r} hold {sizes[:8]} training examples; the run was trained on "
+            f"{list(run.facts.sizes[:8])}. Give the federation that the run was trained on."
         )
     parts, shares = [], []
     for i, (client, state) in enumerate(zip(federation.clients, run.clients, strict=True)):
@@ -78,8 +80,8 @@ def refitted(run: Run, federation: Federation, ridge: float = 1.0) -> Run:
         w[:, i] = state["responsibilities"].values[: sizes[i]]
         shares.append(w.flatten(1))
     memberships = torch.cat(shares)
-    memberships /= memberships.sum(1, keepdim=True)  # of float32
-    alive = memberships.sum(0) > 0  # a component that nothing belongs to keeps its tilts
+    memberships /= memberships.sum(1, keepdim=True)  # stored in float32, so rows sum to one up to rounding
+    alive = memberships.sum(0) > 0  # an empty component keeps its tilts
     model = DensityRatioModel.fit(torch.cat(parts), memberships[:, alive], ridge=ridge, tolerance=1e-7)
     gamma, xi = server["ratio"]["gamma"].flatten().clone(), server["ratio"]["xi"].flatten(0, 1).clone()
     gamma[alive], xi[alive] = model.gamma.to(gamma.dtype), model.xi.to(xi.dtype)

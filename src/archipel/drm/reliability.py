@@ -1,4 +1,4 @@
-"""Reliability of posteriors over clients: of queries that a router is 80 % sure of, 80 % should be that client's.
+"""Reliability of posteriors over clients: of queries routed with 80 % confidence, 80 % should be that client's.
 
 A. H. Murphy, R. L. Winkler: Reliability of subjective probability forecasts of precipitation and temperature, Applied
 Statistics 26, 1977.
@@ -20,7 +20,7 @@ class Reliability:
 
     Args:
         confidence: ``(b,)`` mean probability of the most likely client in the bins that hold queries.
-        accuracy: ``(b,)`` how often it was right.
+        accuracy: ``(b,)`` the share of queries for which that client was right.
         count: ``(b,)`` int64 queries.
     """
 
@@ -35,9 +35,9 @@ class Reliability:
 
     @property
     def chance(self) -> float:
-        """What that error is expected to be, at most, for a posterior that is right.
+        """An upper bound of the expected error for a correct posterior.
 
-        A bin's accuracy is a mean of coin tosses then: E|accuracy − confidence| ≤ √(confidence (1 − confidence)/count).
+        Then a bin's accuracy is a mean of coin tosses: E|accuracy − confidence| ≤ √(confidence (1 − confidence)/count).
         """
         return self._mean((self.confidence * (1 - self.confidence) / self.count).clamp(min=0).sqrt())
 
@@ -46,14 +46,14 @@ class Reliability:
 
 
 def reliability(posterior: Tensor, origin: Tensor) -> Reliability:
-    """Compares how sure a router is with how often it is right, in 15 bins of equal width.
+    """Compare a router's confidence with its accuracy, in 15 bins of equal width.
 
     Args:
         posterior: ``(n, m)`` probabilities over clients.
-        origin: ``(n,)`` whose each query is.
+        origin: ``(n,)`` the client that each query comes from.
 
     Raises:
-        ValueError: no queries, not one origin each, or rows that aren't probabilities.
+        ValueError: no queries, not one origin for each, or rows that aren't probabilities.
 
     >>> sure = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.2, 0.8]])
     >>> found = reliability(sure, torch.tensor([0, 1, 1]))
@@ -63,13 +63,13 @@ def reliability(posterior: Tensor, origin: Tensor) -> Reliability:
     if posterior.dim() != 2 or len(posterior) == 0 or origin.shape != posterior.shape[:1]:
         raise ValueError(
             f"posterior has the shape {tuple(posterior.shape)} and origin {tuple(origin.shape)}; give "
-            "(queries, clients) and (queries,), at least one query."
+            "(queries, clients) and (queries,), with at least one query."
         )
     rows = posterior.sum(1)
     if bool((posterior < 0).any()) or not torch.allclose(rows, torch.ones_like(rows), atol=1e-4):
         raise ValueError(
-            "posterior holds no probabilities: rows are 0 or above and sum to 1. A model's route(x) gives logarithms: "
-            "take route(x).exp()."
+            "posterior must hold probabilities: 0 or above, with rows that sum to 1. A model's route(x) gives "
+            "logarithms: pass route(x).exp()."
         )
     sure, client = posterior.to(torch.float64).max(dim=1)
     right = (client == origin).double()

@@ -1,7 +1,7 @@
-"""Multipliers as App. D.4 of FedSPM finds them: a root finder on eq. (6), and least squares where it fails.
+"""Multipliers by the method of FedSPM's App. D.4: a root finder on eq. (6), and least squares if it fails.
 
-Z. Wang et al.: FedSPM, arXiv 2607.04085, 2026. It is here to be compared with; :func:`archipel.drm.multipliers` knows
-that the problem is convex.
+Z. Wang et al.: FedSPM, arXiv 2607.04085, 2026. It is here for comparison; :func:`archipel.drm.multipliers` uses that
+the problem is convex.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ Array = NDArray[np.float64]
 
 
 def multipliers_by_root(log_ratios: Tensor, *, start: Tensor | None = None, tolerance: float = 1e-10) -> Multipliers:
-    """Solves eq. (6), n⁻¹ Σ_j g_jl / (1 + λᵀg_j) = 0 for all l, without its dual.
+    """Solve eq. (6), n⁻¹ Σ_j g_jl / (1 + λᵀg_j) = 0 for all l, without its dual.
 
-    Powell's hybrid method with the Jacobian −n⁻¹ Σ_j g_j g_jᵀ / (1 + λᵀg_j)² first; if it ends elsewhere, a
-    trust-region least-squares search goes on from where it ended.
+    The first method is Powell's hybrid method with the Jacobian −n⁻¹ Σ_j g_j g_jᵀ / (1 + λᵀg_j)². If it finds no root,
+    a trust-region least-squares search continues from its last point.
 
     Args:
-        log_ratios: ``(n, L)``, as :func:`archipel.drm.multipliers` takes them.
+        log_ratios: ``(n, L)``, as for :func:`archipel.drm.multipliers`.
         start: ``(L,)`` λ to start from; ``None``: 1/(L + 1) each.
         tolerance: on the residual.
 
     Returns:
         Multipliers; ``iterations`` counts evaluations of the system. ``inside`` says whether a root with positive
-        weights was found; unlike the dual's, a no is no proof that there is none.
+        weights was found. Unlike with the dual, False doesn't prove that there is none.
 
     Raises:
         ValueError: as for :func:`archipel.drm.multipliers`.
@@ -46,7 +46,7 @@ def multipliers_by_root(log_ratios: Tensor, *, start: Tensor | None = None, tole
     g: Array = scaled(a, top).numpy()
     given = torch.full((L,), 1 / (L + 1)) if start is None else torch.as_tensor(start)
     if given.shape != (L,):
-        raise ValueError(f"start has the shape {tuple(given.shape)}; it holds a number for each of {L} columns.")
+        raise ValueError(f"start has the shape {tuple(given.shape)}; give a number for each of {L} columns.")
     first: Array = (given.to(torch.float64) * top.exp()).numpy()
 
     def system(mu: Array) -> Array:
@@ -63,7 +63,7 @@ def multipliers_by_root(log_ratios: Tensor, *, start: Tensor | None = None, tole
         left, size = np.abs(g.T @ (1 / z)), np.abs(g).T @ (1 / z)
         return float(np.max(left / np.maximum(size, np.finfo(np.float64).tiny)))
 
-    with np.errstate(all="ignore"):  # it may step out of where weights are positive
+    with np.errstate(all="ignore"):  # it may leave the region of positive weights
         found = optimize.root(system, first, jac=jacobian, method="hybr", tol=tolerance)
         mu, count = np.asarray(found.x), int(found.nfev)
         if residual(mu) > tolerance and np.isfinite(system(mu)).all():

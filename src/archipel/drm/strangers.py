@@ -1,10 +1,10 @@
-"""Strangers: queries that no client's data resemble, told with a promised rate of false alarms.
+"""Strangers: queries that resemble no client's data, detected with a promised rate of false alarms.
 
-Density ratios alone can't tell them. A fitted ratio model says under whom a query is likelier, not whether it is likely
-under anybody: (γ, ξ) → (γ + a, ξ + b) for all populations changes no posterior, yet it changes every dP_i/dG(x) by the
-factor exp(a + bᵀh(x)), and far out on one client's side that client's posterior is 1. A density needs the baseline too:
-p_i(x) = dP_i/dG(x) · g(x). Here each client's density is that of a normal distribution fitted to what the encoders make
-of its data, and a query is strange if it is small under every client.
+Density ratios alone can't detect them. A fitted ratio model tells under which client a query is more probable, not
+whether it is probable under any. Replacing (γ, ξ) by (γ + a, ξ + b) for all populations changes no posterior, but
+multiplies every dP_i/dG(x) by exp(a + bᵀh(x)); and far out on one client's side that client's posterior is 1. A density
+also needs the baseline: p_i(x) = dP_i/dG(x) · g(x). Here each client's density is a normal distribution fitted to the
+features of its data, and a query is a stranger if its density is small under every client.
 
 K. Lee et al.: A simple unified framework for detecting out-of-distribution samples and adversarial attacks, NeurIPS
 2018 (normal densities of features); V. Vovk, A. Gammerman, G. Shafer: Algorithmic learning in a random world, 2005
@@ -34,12 +34,12 @@ Embed = Callable[[Tensor], Tensor]
 
 
 def p_values(held_out: Tensor, scores: Tensor) -> Tensor:
-    """(1 + held-out scores at most as large)/(1 + held-out scores): small for a score that is unusually low.
+    """Compute (1 + held-out scores at most as large)/(1 + held-out scores): small for an unusually low score.
 
     If a query is exchangeable with the held-out ones, its p-value is at most u with probability at most u.
 
     Args:
-        held_out: ``(N,)`` scores of examples that nothing was fitted to.
+        held_out: ``(N,)`` scores of examples that weren't used for fitting.
         scores: ``(n,)`` of queries.
 
     Returns:
@@ -52,7 +52,7 @@ def p_values(held_out: Tensor, scores: Tensor) -> Tensor:
     tensor([0.2500, 0.7500], dtype=torch.float64)
     """
     if bool(held_out.isnan().any()) or bool(scores.isnan().any()):
-        raise ValueError("scores hold NaN, which is neither usual nor strange. Do the encoders' outputs?")
+        raise ValueError("scores hold NaN. Check the queries and the encoders' outputs for NaN.")
     ordered = held_out.sort().values
     below = torch.searchsorted(ordered, scores.to(ordered.dtype).contiguous(), right=True)
     return (1 + below).to(torch.float64) / (1 + len(ordered))
@@ -187,7 +187,7 @@ def _pieces(embed: Embed, x: Tensor) -> Tensor:
 
 
 def _moments(z: Tensor) -> tuple[int, Tensor, Tensor]:
-    """What a client sends: n, Σz and Σzzᵀ."""
+    """Compute what a client sends: n, Σz and Σzzᵀ."""
     return len(z), z.sum(0), z.T @ z
 
 

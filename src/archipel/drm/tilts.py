@@ -1,4 +1,4 @@
-"""The tilts γ, ξ of a density ratio model by dual empirical likelihood, which is a multinomial logistic regression.
+"""The tilts γ, ξ of a density ratio model by dual empirical likelihood: a multinomial logistic regression.
 
 J. Qin, B. Zhang: A goodness-of-fit test for logistic regression models based on case-control data, Biometrika 84, 1997;
 A. Keziou, S. Leoni-Aubin: On empirical likelihood for semiparametric two-sample density ratio models, JSPI 138, 2008.
@@ -18,29 +18,29 @@ APART = 1e-6
 """Points that two populations share, as Σ_j P(l|x_j) P(k|x_j), below which they are held to share none."""
 
 
-def maximum(features: Tensor, memberships: Tensor, ridge: float, tolerance: float, max_iterations: int) -> Tensor:
-    """Maximises the dual empirical log-likelihood Σ_jl w_jl a_jl − Σ_j log Σ_l τ_l exp(a_jl) in γ and ξ.
+def fit_tilts(features: Tensor, memberships: Tensor, ridge: float, tolerance: float, max_iterations: int) -> Tensor:
+    """Maximise the dual empirical log-likelihood Σ_jl w_jl a_jl − Σ_j log Σ_l τ_l exp(a_jl) in γ and ξ.
 
-    Newton steps by conjugate gradients on standardised features, so that its cost grows with n · L · d a step and
-    neither the gauge (the same added to all populations) nor repeated features matter.
+    Newton steps are computed by conjugate gradients on standardised features. A step costs O(n · L · d). Directions
+    without curvature, such as the gauge (the same added to all populations) or repeated features, do no harm.
 
     Args:
         features: ``(n, d)`` float64 h(x_j).
         memberships: ``(n, L)`` float64 w; rows sum to one.
-        ridge: ridge/2 · ‖ξ‖² of standardised features is subtracted.
+        ridge: the penalty ridge/2 · ‖ξ‖² on standardised features.
         tolerance: on the gradient, as a share of n.
-        max_iterations: Newton steps at most.
+        max_iterations: the most Newton steps.
 
     Returns:
-        ``(L, d + 1)``: γ and ξ. γ isn't normalised yet.
+        ``(L, d + 1)``: γ and ξ. γ isn't normalised.
 
     Raises:
-        ValueError: no finite maximum: populations that the basis keeps apart; or features too large to be squared.
+        ValueError: no finite maximum, since the basis separates populations; or features too large to be squared.
     """
     n, L = memberships.shape
     mean, std = features.mean(0), features.std(0, correction=0)
     if not bool(std.isfinite().all()):
-        raise ValueError("features are so large that their squares aren't finite. Give them in other units.")
+        raise ValueError("features are so large that their squares aren't finite. Change their units.")
     std = torch.where(std > 1e-12 * features.abs().amax(0), std, 1.0)
     h = torch.cat([torch.ones(n, 1, dtype=features.dtype), (features - mean) / std], dim=1)
     loss = _CrossEntropy(h, memberships, ridge)
@@ -63,8 +63,8 @@ def maximum(features: Tensor, memberships: Tensor, ridge: float, tolerance: floa
     return torch.cat([(tilts[:, 0] - xi @ mean)[:, None], xi], dim=1)
 
 
-def masses_one(log_ratios: Tensor, tau: Tensor) -> Tensor:
-    """Maximises Σ_l τ_l γ_l − Σ_j log Σ_l τ_l exp(γ_l + a_jl) in γ alone, ``(L,)``.
+def unit_masses(log_ratios: Tensor, tau: Tensor) -> Tensor:
+    """Maximise Σ_l τ_l γ_l − Σ_j log Σ_l τ_l exp(γ_l + a_jl) in γ, ``(L,)``.
 
     Args:
         log_ratios: ``(n, L)`` float64 a.
@@ -125,21 +125,21 @@ class _CrossEntropy:
 
 
 def conjugate_gradients(curvature: Callable[[Tensor], Tensor], target: Tensor) -> Tensor:
-    """Solves H x = target for H ≥ 0 and a target in its range, to a share of min(0.01, √‖target‖), ``(d,)``.
+    """Solve H x = target, ``(d,)``, for H ≥ 0 and a target in its range, to a relative min(0.01, √‖target‖).
 
     >>> conjugate_gradients(lambda v: 2 * v, torch.tensor([2.0, 0.0]))
     tensor([1., 0.])
     """
     x, left = torch.zeros_like(target), target
     along, square = left, left @ left
-    # Loose while far away, tight in the end: Newton's convergence stays faster than linear.
+    # The tolerance shrinks with the gradient, so that Newton's convergence stays faster than linear.
     enough = min(0.01, float(square) ** 0.25) ** 2 * float(square)
     for _ in range(10 * len(target)):
         if float(square) <= enough:
             break
         image = curvature(along)
         bend = along @ image
-        if not float(bend) > 0:  # flat but for rounding
+        if not float(bend) > 0:  # no curvature beyond rounding
             break
         step = square / bend
         x, left = x + step * along, left - step * image
@@ -149,7 +149,7 @@ def conjugate_gradients(curvature: Callable[[Tensor], Tensor], target: Tensor) -
 
 
 def _check_overlap(posterior: Tensor) -> None:
-    """Raises ValueError unless every population is linked to every other by points they share."""
+    """Raise ValueError unless shared points link every population to every other."""
     links = (posterior.T @ posterior > APART).to(torch.float64)
     reached = links[0] > 0
     for _ in links:

@@ -1,4 +1,4 @@
-"""Federated EM for statisticians: starts, estimators in scikit-learn's manner, selection of models, reports."""
+"""Federated EM for statisticians: estimators with scikit-learn's interface, starts, model selection."""
 
 from archipel.core.lazy import export
 

@@ -1,5 +1,6 @@
-"""What the federated estimators share: settings, fitting from several starts, scores. For users:
-:mod:`archipel.em.estimators`.
+"""The base of the federated estimators: settings, and fitting from several starts.
+
+For users: :mod:`archipel.em.estimators`.
 """
 
 from __future__ import annotations
@@ -25,28 +26,29 @@ from archipel.core.sampling import Bernoulli, Full
 from archipel.data.federation import Federation
 from archipel.em.fitting import Convergence, Criterion, follow
 from archipel.em.inputs import check_domain, federation_of, read, read_targets, whole
-from archipel.em.scores import Scores
+from archipel.em.scoring import Scoring
 from archipel.families.family import Family
 
 NOISY_RATE = Decay(0.5)
-"""γ where compression, minibatches or partial participation make rounds random, if none is given."""
+"""The default γ if compression, minibatches or partial participation make rounds random."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class FederatedModel(Scores, DensityMixin, BaseEstimator, ABC):  # type: ignore[misc] # scikit-learn has no types
-    """A latent-variable model that is fitted to the data of clients, which stay where they are.
+class FederatedModel(Scoring, DensityMixin, BaseEstimator, ABC):  # type: ignore[misc] # scikit-learn has no types
+    """A latent-variable model that is fitted to the data of clients, which never leave them.
 
     Args:
-        tol: converged is what changes the mean log-likelihood by less in a round, or has ‖H‖² below it.
-        max_iter: rounds at most, in each start.
-        n_init: starts; the one that ends at the highest likelihood is kept.
-        criterion: ``"likelihood"``, which costs one more pass over the data and a number from each client a round; or
-            ``"field"``, the server's own estimate ‖H‖² of ‖h(Ŝ)‖², which costs nothing.
-        random_state: seed, or ``numpy.random.RandomState``.
-        compressor: of what clients send, one of :mod:`archipel.compress`; ``None``: none.
-        participation: p, the probability with which a client takes part in a round.
-        batch_size: examples that a client draws a round; ``None``: all.
-        rate: γ, a number or a function of the round; ``None``: 1, or :data:`NOISY_RATE` where rounds are random.
+        tol: a fit has converged when a round changes the mean log-likelihood by less than this, or when ‖H‖² is below
+            it (see ``criterion``).
+        max_iter: the most rounds of each start.
+        n_init: the number of starts; the one with the highest final likelihood is kept.
+        criterion: ``"likelihood"`` costs another pass over the data and one number from each client in every round;
+            ``"field"`` uses ‖H‖², the server's own estimate of ‖h(Ŝ)‖², and costs nothing.
+        random_state: a seed, or a ``numpy.random.RandomState``.
+        compressor: compresses what clients send, one of :mod:`archipel.compress`; ``None``: no compression.
+        participation: p, the probability that a client takes part in a round.
+        batch_size: examples that a client draws in a round; ``None``: all.
+        rate: γ, a number or a function of the round; ``None``: 1, or :data:`NOISY_RATE` if rounds are random.
     """
 
     tol: float = 1e-3
@@ -60,35 +62,35 @@ class FederatedModel(Scores, DensityMixin, BaseEstimator, ABC):  # type: ignore[
     rate: Rate | None = None
 
     names: ClassVar[Mapping[str, str]] = {}
-    """Parameters of the family by the names that they have here."""
+    """The estimator's names of parameters, mapped to the family's."""
     regresses: ClassVar[bool] = False
     missing: ClassVar[bool] = False
 
-    # What a model says of itself
+    # What each estimator defines
 
     @abstractmethod
     def _family(self, federation: Federation) -> Family:
-        """The family, for data with these columns and this centre."""
+        """Return the family for data with these columns and this centre."""
 
     @abstractmethod
     def _start(self, family: Any, federation: Federation) -> Start:
-        """Where to start."""
+        """Return the start: θ_0, or a function that finds it."""
 
     def _shown(self, name: str, value: NDArray[np.float64]) -> Any:
-        """A parameter as it is shown, under its name here."""
+        """Convert a parameter from the family's shape to the estimator's."""
         return value
 
     # Fitting
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Fits the model to clients.
+        """Fit the model to clients.
 
         Args:
             X: clients' examples, a list ``[X_1, …, X_n]`` or a dict of matrices ``(n_i, d)``; one matrix is one client.
-            y: clients' targets, where the model regresses.
+            y: clients' targets, for regressions only.
 
         Raises:
-            ValueError: settings out of range, data that aren't sound or that the model has no density for.
+            ValueError: settings out of range, invalid data, or values that the model has no density for.
 
         Warns:
             ConvergenceWarning: the best start hadn't converged after ``max_iter`` rounds.
@@ -117,7 +119,7 @@ class FederatedModel(Scores, DensityMixin, BaseEstimator, ABC):  # type: ignore[
             **more,
             rate=self.rate if self.rate is not None else NOISY_RATE if noisy else 1.0,
             batch=None if self.batch_size is None else int(self.batch_size),
-            memory="start" if noisy else "off",  # without noise it changes nothing and costs passes over all the V_i
+            memory="start" if noisy else "off",  # without noise, memories change nothing and cost passes over the V_i
             participation=self.participation if self.participation < 1 else None,
         )
         run = Convergence(int(self.max_iter), self.tol, self.criterion, noisy)
@@ -144,7 +146,7 @@ class FederatedModel(Scores, DensityMixin, BaseEstimator, ABC):  # type: ignore[
         if not best.converged:
             warnings.warn(
                 f"The best of {len(runs)} starts did not converge in {self.max_iter} rounds. Raise max_iter or tol, "
-                "take other starts, or check for degenerate data.",
+                "try other starts, or check for degenerate data.",
                 ConvergenceWarning,
                 stacklevel=3,
             )

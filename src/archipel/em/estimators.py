@@ -1,19 +1,19 @@
-"""Federated mixtures and factor models in scikit-learn's manner.
+"""Federated mixtures and factor models with scikit-learn's interface.
 
-They take clients, ``fit([X_1, …, X_n])``, and otherwise keep scikit-learn's conventions: settings are attributes, what
-is learnt ends with an underscore, ``get_params`` and ``clone`` work. Fits are runs of :class:`archipel.FedEM`, or with
-personal weights of :class:`archipel.PersonalFedEM`, through :func:`archipel.fit`: only means of statistics leave
-clients, beside what the start tells (:class:`archipel.em.KMeansPlusPlus`) and, before the first round, each column's
-sum and sum of squares, which give the centre and aren't in the traffic.
+They take clients, ``fit([X_1, …, X_n])``, and otherwise follow scikit-learn's conventions: settings are attributes,
+learned attributes end with an underscore, ``get_params`` and ``clone`` work. A fit is a run of :class:`archipel.FedEM`,
+or of :class:`archipel.PersonalFedEM` with personal weights, by :func:`archipel.fit`. Clients send means of statistics,
+what the start asks for (:class:`archipel.em.KMeansPlusPlus`), and, before the first round, each column's sum and sum of
+squares, from which the centre is computed. The traffic doesn't count these sums.
 
-All have these attributes, beside their parameters:
+All estimators have these attributes, besides their parameters:
 
 - ``converged_``, ``n_iter_`` (rounds), ``lower_bound_`` (the mean log-likelihood of the clients' examples at the
-  parameters found) and ``lower_bounds_`` (after each round; with ``criterion="field"`` the last alone);
+  parameters found) and ``lower_bounds_`` (after each round; only the last with ``criterion="field"``);
 - ``n_parameters_``, ``n_projected_`` (how many steps left the domain of the M-step and were projected), ``history_``
-  (of rounds), ``uplink_`` and ``downlink_`` (bytes, over all starts), ``client_names_``;
-- ``client_weights_``, ``(n_clients, K)``, with personal weights. (Simulated clients are in the same process; in a real
-  federation this table isn't anywhere.)
+  (the rounds' records), ``uplink_`` and ``downlink_`` (bytes, over all starts), ``client_names_``;
+- ``client_weights_``, ``(n_clients, K)``, with personal weights. (Simulated clients share a process; in a real
+  federation nobody holds this table.)
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ __all__ = [
 ]
 
 ROUNDING = 0.01
-"""The share of a variance that rounding may be, above which a fit warns."""
+"""A fit warns if rounding may be more than this share of a variance."""
 MANY = 10_000
-"""Answers of a column, above which they are held to be codes or measurements."""
+"""A column with more answers than this is taken for codes or measurements."""
 
 
 @dataclass(eq=False, repr=False)
@@ -57,18 +57,18 @@ class FederatedGaussianMixture(Assigns, FederatedMixture):
     """A Gaussian mixture over clients.
 
     Attributes are scikit-learn's: ``weights_`` (K,), ``means_`` (K, d), ``covariances_`` (K, d, d), (d, d) if tied,
-    (K, d) if diagonal, (K,) if spherical. From the same start and to convergence they are those of
+    (K, d) if diagonal, (K,) if spherical. From the same start, at convergence, they equal those of
     :class:`sklearn.mixture.GaussianMixture` on the pooled data.
 
     Args:
         n_components: K.
         covariance_type: ``"full"``, ``"tied"``, ``"diag"`` or ``"spherical"``.
         reg_covar: added to the diagonal of covariances, above 0; the data's units squared.
-        prior: an :class:`archipel.em.InverseWishart` instead of reg_covar, under which the penalised likelihood never
+        prior: an :class:`archipel.families.InverseWishart` instead of reg_covar; with it the penalised likelihood never
             falls.
 
     Warns:
-        RuntimeWarning: components so far apart, for how narrow they are, that their variances are rounding errors.
+        RuntimeWarning: components so narrow, compared with their distances, that their variances are rounding errors.
 
     Other settings: :class:`FederatedMixture`, :class:`archipel.em.estimator.FederatedModel`.
 
@@ -104,7 +104,7 @@ class FederatedGaussianMixture(Assigns, FederatedMixture):
             warnings.warn(
                 f"Component {k} is so far from the others in column {j}, or so narrow, that its variance there is "
                 "mostly rounding: covariances, likelihoods and responsibilities can't be trusted. Standardise columns, "
-                "take the clients' offsets away, or fit such groups on their own.",
+                "subtract the clients' offsets, or fit such groups separately.",
                 RuntimeWarning,
                 stacklevel=3,
             )
@@ -126,7 +126,7 @@ class FederatedBernoulliMixture(Assigns, FederatedMixture):
 
     Args:
         n_components: K.
-        pseudo_count: of either answer, in every component, as a share of an example.
+        pseudo_count: pseudo-examples with either answer in every component, as a share of all examples.
     """
 
     n_components: int = 1
@@ -146,9 +146,9 @@ class FederatedLatentClass(Assigns, FederatedMixture):
 
     Args:
         n_components: K.
-        levels: how many answers each column has, a tuple; ``None``: one more than the highest that a client has, and at
-            least two.
-        pseudo_count: of each answer, in every class, as a share of an example.
+        levels: how many answers each column has, a tuple; ``None``: one more than the highest answer of all clients,
+            and at least two.
+        pseudo_count: pseudo-examples with each answer in every class, as a share of all examples.
     """
 
     n_components: int = 1
@@ -161,16 +161,16 @@ class FederatedLatentClass(Assigns, FederatedMixture):
         highest = torch.stack([client.train["x"].amax(0) for client in federation.clients]).amax(0)
         if self.levels is None and float(highest.max()) >= MANY:
             raise ValueError(
-                f"Column {int(highest.argmax())} goes up to {float(highest.max()):g}; answers are numbered 0, 1, …, "
-                f"and more than {MANY:,} can't be told apart. Number the answers that there are, or give levels."
+                f"Column {int(highest.argmax())} goes up to {float(highest.max()):g}. Answers are numbered 0, 1, …; "
+                f"more than {MANY:,} look like codes or measurements. Number the answers from 0, or give levels."
             )
         found = tuple(max(2, int(value) + 1) for value in highest.tolist())
         given = isinstance(self.levels, tuple | list | np.ndarray)
-        # What isn't a list of numbers goes on as it is, for the family to complain of.
+        # Anything but a list of numbers is passed to the family, which refuses it.
         self.levels_ = found if self.levels is None else tuple(map(whole, self.levels)) if given else self.levels
         if given and len(self.levels_) != self.n_features_in_:
             raise ValueError(
-                f"levels has {len(self.levels_)} numbers for {self.n_features_in_} columns; give one each."
+                f"levels has {len(self.levels_)} numbers for {self.n_features_in_} columns; give one for each column."
             )
         return CategoricalMixture(int(self.n_components), self.levels_, self.pseudo_count)
 
@@ -181,8 +181,8 @@ class FederatedPoissonMixture(Assigns, FederatedMixture):
 
     Args:
         n_components: K.
-        pseudo_count: what every component has counted beforehand,
-        pseudo_exposure: on how much of an example.
+        pseudo_count: the pseudo-count of every component and column,
+        pseudo_exposure: the pseudo-examples that it was counted on, as a share of all examples.
     """
 
     n_components: int = 1
@@ -201,12 +201,12 @@ class FederatedRegressionMixture(FederatedMixture):
     """A mixture of linear regressions over clients, ``fit([X_1, …], [y_1, …])``.
 
     ``weights_`` (K,), ``intercepts_`` (K,), ``coefs_`` (K, d), ``noise_variances_`` (K,). Likelihoods are those of y
-    given x. Starts are random, so that several are worth their time.
+    given x. Starts are random, so several are run.
 
     Args:
         n_components: K.
         alpha: the ridge penalty on coefficients, per example.
-        n_init: as elsewhere, but 5.
+        n_init: the number of starts, here 5 by default.
     """
 
     n_components: int = 1
@@ -229,7 +229,7 @@ class FederatedRegressionMixture(FederatedMixture):
         return RegressionMixture(int(self.n_components), self.n_features_in_, self.alpha, centre=centre)
 
     def predict(self, X: Any, *, client: str | int | None = None) -> NDArray[np.float64]:
-        """E[y | x] = Σ_k π_k (b_k + β_kᵀx), ``(n,)``: as scikit-learn's regressors."""
+        """Predict E[y | x] = Σ_k π_k (b_k + β_kᵀx), ``(n,)``, like scikit-learn's regressors."""
         check_is_fitted(self)
         x = validate_data(self, X, reset=False, dtype=np.float64)
         weights = self._theta_of(client)["weight"].numpy()
@@ -237,10 +237,10 @@ class FederatedRegressionMixture(FederatedMixture):
         return found
 
     def predict_component(self, X: Any, y: Any, *, client: str | int | None = None) -> NDArray[np.int64]:
-        """The likeliest component of each (x, y), ``(n,)``."""
+        """Return the most probable component of each (x, y), ``(n,)``."""
         found: NDArray[np.int64] = self.responsibilities(X, y, client=client).argmax(1)
         return found
 
     def responsibilities(self, X: Any, y: Any, *, client: str | int | None = None) -> NDArray[np.float64]:
-        """The probability of each component given (x, y), ``(n, K)``."""
+        """Return the probability of each component given (x, y), ``(n, K)``."""
         return self._rows(responsibilities(self), X, y, client)

@@ -1,4 +1,4 @@
-"""The federated factor model in scikit-learn's manner: probabilistic PCA and factor analysis, with missing values."""
+"""The federated factor model with scikit-learn's interface: probabilistic PCA, factor analysis, missing values."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from archipel.families.factor import FactorModel
 
 @dataclass(eq=False, repr=False)
 class FederatedFactorModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, FederatedModel):  # type: ignore[misc]
-    """Probabilistic PCA or factor analysis over clients, with NaN for missing values, which ``impute`` fills.
+    """Probabilistic PCA or factor analysis over clients. NaN is a missing value, which ``impute`` fills.
 
-    ``mean_`` (d,), ``components_`` (q, d), loadings as :class:`sklearn.decomposition.FactorAnalysis` shows them and up
-    to a rotation, ``noise_variance_``, a number or (d,). Columns should be of comparable scale where the noise is
-    isotropic. EM is slow on factor models, hence the smaller tolerance and the more rounds.
+    ``mean_`` (d,); ``components_`` (q, d), loadings in the layout of :class:`sklearn.decomposition.FactorAnalysis`,
+    determined up to a rotation; ``noise_variance_``, a number or (d,). With isotropic noise, columns should be of
+    comparable scale. EM is slow for factor models, hence the small tolerance and the many rounds.
 
     Args:
         n_components: q, the number of factors.
         noise: ``"isotropic"``, probabilistic PCA, or ``"diagonal"``, factor analysis.
-        ridge: λ, the pull of loadings to zero, per example.
-        tol: as elsewhere, but 1e-5.
-        max_iter: as elsewhere, but 1,000.
+        ridge: λ, pulls loadings to zero; per example.
+        tol: as for other estimators, here 1e-5 by default.
+        max_iter: as for other estimators, here 1,000 by default.
 
     >>> z = np.linspace(-1, 1, 40)
     >>> x = np.column_stack([z, 2 * z, -z]) + 0.01 * np.random.default_rng(0).normal(size=(40, 3))
@@ -67,7 +67,7 @@ class FederatedFactorModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Fe
             column = int((~seen).nonzero()[0, 0])
             called = getattr(self, "feature_names_in_", range(self.n_features_in_))[column]
             raise ValueError(
-                f"Column {called!r} has no value at any client: nothing can be learnt of it. Leave it out."
+                f"Column {called!r} has no value at any client: nothing can be learned about it. Remove it."
             )
         d, centre = self.n_features_in_, federation.inputs.mean
         return FactorModel(d, int(self.n_components), self.noise, self.ridge, centre=centre)
@@ -90,9 +90,9 @@ class FederatedFactorModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Fe
         return len(self.components_)
 
     def transform(self, X: Any) -> NDArray[np.float64]:
-        """E[z | what was observed] of each example, ``(n, q)``."""
+        """Return E[z | observed values] of each example, ``(n, q)``."""
         return self._rows(self._family_of_rows("posterior"), X, None, None)
 
     def impute(self, X: Any) -> NDArray[np.float64]:
-        """X with E[x_j | what was observed] in the places of NaN, ``(n, d)``."""
+        """Return X with NaN replaced by E[x_j | observed values], ``(n, d)``."""
         return self._rows(self._family_of_rows("impute"), X, None, None)

@@ -1,4 +1,4 @@
-"""Federated EM from a start to convergence, as estimators need it: rounds of an algorithm, and when to stop them."""
+"""Federated EM from a start to convergence, for the estimators: the rounds of an algorithm, and when to stop."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from archipel.fit import Moment, fit
 
 Criterion = Literal["likelihood", "field"]
 WINDOW = 5
-"""Of a noisy likelihood, means over this many rounds are compared."""
+"""Means over this many rounds are compared if the likelihood is noisy."""
 LARGE = 1000
-"""Clients with more examples than this, on average, are dealt with one by one: batching them gains nothing."""
+"""Clients with more examples than this, on average, run one by one: batching them gains nothing."""
 
 
 @dataclass
 class Convergence:
-    """A callback that follows a run, and ends it by raising :class:`Converged` when it has converged.
+    """A callback that records a run, and ends it by raising :class:`Converged` once it has converged.
 
     Args:
-        max_iter: rounds at most.
-        tol: of the mean log-likelihood's change from one round to the next, or of ‖H‖².
+        max_iter: the most rounds.
+        tol: the tolerance on the mean log-likelihood's change in a round, or on ‖H‖².
         criterion: which of the two.
-        noisy: rounds are random, so that one change says little.
+        noisy: whether rounds are random, so that one change says little.
     """
 
     max_iter: int
@@ -69,19 +69,19 @@ class Convergence:
             raise Converged
 
 
-class Converged(Exception):  # noqa: N818 nothing is wrong
-    """What ends :func:`archipel.fit` from within a callback."""
+class Converged(Exception):  # noqa: N818 not an error
+    """Ends :func:`archipel.fit` from within a callback."""
 
 
 def log_likelihood(moment: Moment) -> float:
-    """The mean log-likelihood of all clients' examples: a number from each, which isn't in the traffic."""
+    """Return the mean log-likelihood of all clients' examples: a number from each, which the traffic doesn't count."""
     algorithm: Any = moment.algorithm
     penalty = float(algorithm.family.penalty(moment.server["theta"]))
     return penalty - mean_field.objective(algorithm, moment.server, moment.clients)
 
 
 def settled(values: Sequence[float], tol: float, window: int) -> bool:
-    """Whether the means of the last ``window`` values and of those before them differ by less than ``tol``.
+    """Tell whether the means of the last ``window`` values and of the ``window`` before differ by less than ``tol``.
 
     >>> settled([1.0, 2.0, 2.0], 0.1, window=1), settled([0.0, 2.0, 1.0, 1.05], 0.1, window=2)
     (True, True)
@@ -95,10 +95,10 @@ def settled(values: Sequence[float], tol: float, window: int) -> bool:
 def follow(
     algorithm: FedEM | PersonalFedEM, federation: Federation, run: Convergence, *, cohort: Cohort, seed: int
 ) -> None:
-    """Runs an algorithm until ``run`` has seen it converge, or for all its rounds.
+    """Run an algorithm until ``run`` sees it converge, or for all its rounds.
 
     Raises:
-        ValueError: parameters left the finite numbers.
+        ValueError: parameters that aren't finite.
     """
     few = len(federation) == 1 or int(federation.sizes.sum()) > LARGE * len(federation)
     engine: Engine = Loop if few else "auto"
@@ -116,6 +116,6 @@ def follow(
         pass
     except (DivergenceError, NoReplyError) as error:
         raise ValueError(
-            "EM left the finite numbers: a component has a covariance that can't be told from a singular one. Give "
-            "columns comparable scales, raise the penalty (reg_covar), or take fewer components."
+            "EM reached numbers that aren't finite: a covariance is singular in float64. Give columns comparable "
+            "scales, raise the penalty (reg_covar), or ask for fewer components."
         ) from error

@@ -49,7 +49,7 @@ def by_client(X: Any) -> dict[str, Any]:
 
 
 def by_name(parts: Mapping[Any, Any]) -> dict[str, Any]:
-    """What belongs to clients, by their names as strings.
+    """Index clients' parts by their names as strings.
 
     Raises:
         ValueError: two names that are written alike, 1 and "1".
@@ -115,7 +115,7 @@ def read_targets(y: Any, tables: Tables) -> Tables:
 
 
 def batch_of(table: Table, targets: Table | None = None) -> dict[str, Tensor]:
-    """What families take."""
+    """Make the batch that families take."""
     batch = {"x": torch.from_numpy(np.array(table))}  # a copy: what was given may be read-only
     return batch if targets is None else batch | {"y": torch.from_numpy(np.array(targets))}
 
@@ -132,7 +132,7 @@ def federation_of(tables: Tables, targets: Tables | None = None) -> Federation:
 
 
 def check_domain(family: Family, name: str, batch: Tree) -> None:
-    """Raises ValueError for data that the family has no density for, with the client's name."""
+    """Raise ValueError, with the client's name, for data that the family has no density for."""
     try:
         family.check(batch)
     except ValueError as error:
@@ -145,7 +145,7 @@ def whole(value: Any) -> Any:
 
 
 def _axes(part: object) -> int:
-    """The number of axes of an array, or of a list of lists of numbers; 0 for what isn't one."""
+    """Count the axes of an array, or of a list of lists of numbers; 0 for anything else."""
     if hasattr(part, "ndim"):
         return int(part.ndim)
     if isinstance(part, Sequence) and not isinstance(part, str):

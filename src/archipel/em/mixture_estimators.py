@@ -1,4 +1,4 @@
-"""What the federated mixtures share: starts, personal weights, and which component an example belongs to."""
+"""The base of the federated mixtures: starts, personal weights, and the components of examples."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class FederatedMixture(FederatedModel):
 
     Args:
         n_components: K.
-        init: ``"k-means++"``, done over clients; ``"random"`` responsibilities; or parameters to start from, a dict of
+        init: ``"k-means++"`` over clients; ``"random"`` responsibilities; or parameters to start from, a dict of
             arrays with the names and shapes of the fitted attributes, without their underscore.
-        personal_weights: every client has mixing weights of its own, which stay with it.
-        personal_pseudo_count: how many examples, spread evenly over components, each client has seen beforehand; 0
-            gives maximum-likelihood weights, which are zero where a client has no example.
+        personal_weights: whether every client has its own mixing weights, which stay with it.
+        personal_pseudo_count: pseudo-examples of each client, spread evenly over components. 0 gives
+            maximum-likelihood weights, which may be zero.
     """
 
     n_components: int = 1
@@ -72,7 +72,7 @@ class FederatedMixture(FederatedModel):
         return theta
 
     def _given(self, init: Mapping[str, Any]) -> Tree:
-        """Parameters from what :meth:`_shown` makes of them."""
+        """Read parameters in the estimator's shapes; the inverse of :meth:`_shown`."""
         if init.keys() != self.names.keys():
             raise ValueError(
                 f"init must have {', '.join(self.names)}; given are {', '.join(map(str, init)) or 'none'}."
@@ -83,31 +83,31 @@ class FederatedMixture(FederatedModel):
         }
 
     def _hidden(self, name: str, value: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The inverse of :meth:`_shown`."""
+        """Convert a parameter from the estimator's shape to the family's."""
         return value
 
 
 class Assigns:
-    """Tells which component examples belong to."""
+    """Methods that tell which component examples belong to."""
 
     def predict(self, X: Any, *, client: str | int | None = None) -> NDArray[np.int64]:
-        """The likeliest component of each example, ``(n,)``.
+        """Return the most probable component of each example, ``(n,)``.
 
         Args:
             X: one matrix, ``(n, d)``.
-            client: whose mixing weights count, by name or number; ``None``: everybody's.
+            client: the client whose mixing weights are used, by name or number; ``None``: the weights of all clients.
         """
         found: NDArray[np.int64] = self.predict_proba(X, client=client).argmax(1)
         return found
 
     def predict_proba(self, X: Any, *, client: str | int | None = None) -> NDArray[np.float64]:
-        """The probability of each component given an example, ``(n, K)``."""
+        """Return the probability of each component given an example, ``(n, K)``."""
         rows: NDArray[np.float64] = self._rows(responsibilities(self), X, None, client)  # type: ignore[attr-defined]
         return rows
 
 
 def responsibilities(model: Any) -> Any:
-    """A function (θ, batch) → ``(n, K)``."""
+    """Return a function (θ, batch) → ``(n, K)`` of responsibilities."""
     posterior = model._family_of_rows("posterior")
 
     def probabilities(theta: Tree, batch: Tree) -> Tensor:

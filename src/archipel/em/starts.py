@@ -1,4 +1,4 @@
-"""Where EM starts: k-means++ over clients, and random responsibilities. Both are functions ``(clients, key) → θ_0``.
+"""Starts of EM: k-means++ over clients, and random responsibilities. Both are functions ``(clients, key) → θ_0``.
 
 D. Arthur, S. Vassilvitskii: k-means++: the advantages of careful seeding. SODA 2007.
 """
@@ -21,22 +21,23 @@ from archipel.families.mixture import Mixture
 class KMeansPlusPlus:
     """Centres by k-means++, refined by Lloyd's iterations, and parameters from the clusters.
 
-    With D(x) the distance of x to the nearest centre so far, the next centre is a point drawn with probability
-    ∝ D(x)²: the server draws a client ∝ its Σ D², and that client draws one of its points. So the law is that of
-    k-means++ on the data pooled, whoever holds what. Lloyd's iterations and the statistics of the final clusters,
-    s(x, nearest centre), whose T is θ_0, are means over clients.
+    Let D(x) be the distance of x to the nearest centre so far. The next centre is drawn with probability ∝ D(x)²: the
+    server draws a client ∝ its Σ D², and that client draws one of its points. This is the distribution of k-means++ on
+    the pooled data, however they are divided. Lloyd's iterations are means over clients. So are the statistics of the
+    final clusters, s(x, nearest centre), whose T is θ_0.
 
-    What clients tell: in every round sums over all their examples; and for each of K centres one client tells a point,
-    the mean of the ``neighbours`` examples of its own that are nearest to the one that it drew (itself included). With
-    1 that is an example as it is, which is k-means++ to the letter. A client that has fewer examples tells their mean.
+    Clients reveal sums over all their examples in every round. For each of the K centres one client also reveals a
+    point: the mean of the ``neighbours`` of its examples that are nearest to the drawn one, itself included. With
+    ``neighbours=1`` this is an example itself, exactly as in k-means++. A client with fewer examples reveals their
+    mean.
 
-    Points are what the family calls so: x, (x, y) where it regresses, indicators of the answers for categories. Columns
+    Points are the family's ``points``: x; (x, y) for regressions; indicators of the answers for categories. Columns
     should be of comparable scale.
 
     Args:
-        family: the mixture whose parameters are to be found.
-        neighbours: how many examples a told point is the mean of.
-        refinements: Lloyd's iterations.
+        family: the mixture whose parameters are sought.
+        neighbours: how many examples are averaged into a revealed point.
+        refinements: the number of Lloyd's iterations.
 
     Raises:
         ValueError: a family that isn't a mixture, or counts out of range.
@@ -79,18 +80,18 @@ class KMeansPlusPlus:
         return self.family.maximise(statistics)
 
     def _first(self, clients: Clients, key: Tensor) -> Tree:
-        """All centres at a point drawn uniformly."""
+        """Place all centres at a point drawn uniformly."""
         point = self._drawn(clients, {}, clients.ids, clients.sizes[clients.ids].double(), key)
         return {"centres": point.expand(self.family.components, -1).contiguous()}
 
     def _next(self, clients: Clients, message: Tree, k: int, key: Tensor) -> Tree:
-        """Centre k moves from where the first is to a point drawn ∝ D²."""
+        """Move centre k, which is where the first is, to a point drawn ∝ D²."""
         told = clients.collect(self.inertia, message, key)
         point = self._drawn(clients, message, told.ids, told.value, key)
         return {"centres": message["centres"].index_copy(0, torch.tensor([k]), point)}
 
     def _drawn(self, clients: Clients, message: Tree, ids: Tensor, mass: Tensor, key: Tensor) -> Tensor:
-        """A point of a client that is drawn by mass, or by nothing if all points coincide with centres, ``(1, d)``."""
+        """Draw a client ∝ mass, or uniformly if there is none, and one of its points, ``(1, d)``."""
         mass = mass if bool(mass.sum() > 0) else torch.ones_like(mass)
         u = keys.uniform(keys.fold(key, "client"), dtype=torch.float64)
         who = torch.searchsorted(torch.cumsum(mass, 0), u * mass.sum(), right=True).clamp(max=len(ids) - 1)
@@ -100,17 +101,17 @@ class KMeansPlusPlus:
     # The clients
 
     def inertia(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """Σ D² of the client's examples, ``()``."""
+        """Return Σ D² over the client's examples, ``()``."""
         return client, self._squares(message, data.train).sum()
 
     def propose(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """The mean of the examples around one that is drawn ∝ D², or uniformly without centres, ``(d,)``."""
+        """Return the mean of the examples around one that is drawn ∝ D², or uniformly without centres, ``(d,)``."""
         points, mask = self.family.points(data.train.columns), data.train.mask
         mass = self._squares(message, data.train) if message else mask.to(torch.float64)
         mass = torch.where(mass.sum() > 0, mass, mask.to(torch.float64))
         u = keys.uniform(keys.fold(key, "point"), dtype=torch.float64)
         edges = torch.cumsum(mass, 0)
-        # The first edge above u: rows without mass, as the padding, have no interval of their own.
+        # The first edge above u. Rows without mass, such as padding, have empty intervals.
         drawn = points.index_select(0, (edges <= u * edges[-1]).sum().clamp(max=len(points) - 1)[None])
         gaps = torch.where(mask, (points - drawn).square().sum(-1), torch.inf)
         near = torch.argsort(torch.argsort(gaps, stable=True), stable=True) < self.neighbours
@@ -118,26 +119,26 @@ class KMeansPlusPlus:
         return client, weights @ points / weights.sum()
 
     def assign(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """The weights and sums of the clusters, per example."""
+        """Return the weights and sums of the clusters, per example."""
         r = self._nearest(message, data.train) / data.train.count
         return client, {"weight": r.sum(0), "sum": r.T @ self.family.points(data.train.columns)}
 
     def cluster(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """The family's statistics when every example belongs to its nearest centre."""
+        """Return the family's statistics with every example assigned to its nearest centre."""
         nearest = self._nearest(message, data.train)
         return client, self.family.complete(nearest, data.train.columns, data.train.mask)
 
     def _gaps(self, message: Tree, examples: Examples) -> Tensor:
-        """Squared distances to all centres, ``(N, K)``."""
+        """Return squared distances to all centres, ``(N, K)``."""
         points = self.family.points(examples.columns)
         return torch.stack([(points - centre).square().sum(-1) for centre in message["centres"].unbind(0)], dim=-1)
 
     def _squares(self, message: Tree, examples: Examples) -> Tensor:
-        """D², ``(N,)``; zero for padding."""
+        """Return D², ``(N,)``; zero for padding."""
         return torch.where(examples.mask, self._gaps(message, examples).amin(-1), 0.0)
 
     def _nearest(self, message: Tree, examples: Examples) -> Tensor:
-        """Which centre is nearest, ``(N, K)`` of zeros and ones; zeros for padding."""
+        """Mark the nearest centre, ``(N, K)`` of zeros and ones; zeros for padding."""
         nearest = self._gaps(message, examples).argmin(-1, keepdim=True)
         chosen = nearest == torch.arange(self.family.components)
         return (chosen & examples.mask[:, None]).to(torch.float64)
@@ -145,14 +146,14 @@ class KMeansPlusPlus:
 
 @dataclass(frozen=True)
 class RandomResponsibilities:
-    """Parameters from responsibilities drawn at random: where clusters in space mean nothing, as for regressions.
+    """Parameters from random responsibilities: for mixtures of regressions, whose clusters aren't clusters in space.
 
     Each example draws K exponential numbers and divides them by their sum. All components start near the pooled data,
-    a little apart; ``sharpness`` above 1 moves them farther apart.
+    slightly different; a ``sharpness`` above 1 moves them farther apart.
 
     Args:
-        family: the mixture whose parameters are to be found.
-        sharpness: above 0; responsibilities are raised to this power before they are divided by their sum.
+        family: the mixture whose parameters are sought.
+        sharpness: above 0; responsibilities are raised to this power and then divided by their sum.
 
     Raises:
         ValueError: a family that isn't a mixture, or a sharpness out of range.
@@ -170,7 +171,7 @@ class RandomResponsibilities:
         return self.family.maximise(statistics)
 
     def scatter(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """The family's statistics with random responsibilities."""
+        """Return the family's statistics with random responsibilities."""
         u = keys.uniform(key, data.train.length, self.family.components, dtype=torch.float64)
         logs = self.sharpness * torch.log(-torch.log1p(-u))
         return client, self.family.complete(torch.softmax(logs, -1), data.train.columns, data.train.mask)
@@ -179,6 +180,5 @@ class RandomResponsibilities:
 def _check_family(owner: str, family: object) -> None:
     if not isinstance(family, Mixture):
         raise ValueError(
-            f"{owner} finds the components of a mixture, such as GaussianMixture(components, dimension); given "
-            f"{checks.kind_of(family)}."
+            f"{owner} is for a mixture, such as GaussianMixture(components, dimension); given {checks.kind_of(family)}."
         )

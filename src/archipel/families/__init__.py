@@ -1,4 +1,4 @@
-"""Families of curved exponential type: latent-variable models that federated EM can fit."""
+"""Families of curved exponential type: the latent-variable models that federated EM fits."""
 
 from archipel.core.lazy import export
 

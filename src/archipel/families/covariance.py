@@ -1,9 +1,9 @@
-"""The kinds of covariance of a Gaussian mixture: which second moments are sent, and how densities come from them.
+"""The kinds of covariance of a Gaussian mixture: which second moments are sent, and how densities follow from them.
 
-There are two forms, matrices Σ ``(K, d, d)`` and variances of the axes ``(K, d)``, and in each the covariances may be
-shared: one matrix for all components, ``(1, d, d)``, or one variance for all axes, ``(K, 1)``. Second moments, kept in
-the statistics as a component's ``scatter``, are upper triangles or squares, shared as the covariances are. Below w are
-the components' mean responsibilities, ``(K,)``, and m their means, ``(K, d)``.
+A covariance is a matrix Σ, ``(K, d, d)``, or the variances of the axes, ``(K, d)``. Either may be shared: one matrix
+for all components, ``(1, d, d)``, or one variance for all axes, ``(K, 1)``. The statistics hold second moments under
+``scatter``: upper triangles for matrices and squares for axes, shared as the covariances are. Below, w are the
+components' mean responsibilities, ``(K,)``, and m their means, ``(K, d)``.
 """
 
 from __future__ import annotations
@@ -22,45 +22,45 @@ class Covariance(Protocol):
     """One kind of covariance."""
 
     def size(self, K: int, d: int) -> int:
-        """Free parameters."""
+        """Count the free parameters."""
 
     def features(self, x: Tensor) -> Tensor:
-        """Φ(x), 1, x and the q second moments of each example, ``(n, 1 + d + q)``."""
+        """Return Φ(x): 1, x and the q second moments of each example, ``(n, 1 + d + q)``."""
 
     def pool(self, scatter: Tensor) -> Tensor:
-        """``(K, q)`` second moments, summed over what is shared."""
+        """Sum second moments, ``(K, q)``, over what is shared."""
 
     def share(self, w: Tensor) -> Tensor:
-        """The mean responsibility behind each Σ, in a shape that broadcasts against it."""
+        """Return the mean responsibility behind each Σ, in a shape that broadcasts against it."""
 
     def moment(self, scatter: Tensor, w: Tensor, m: Tensor) -> Tensor:
-        """Σ = scatter/w − mmᵀ."""
+        """Compute Σ = scatter/w − mmᵀ."""
 
     def scatter(self, covariance: Tensor, w: Tensor, m: Tensor) -> Tensor:
-        """The inverse of ``moment``."""
+        """Invert ``moment``."""
 
     def identity(self, d: int) -> Tensor:
-        """I, in a shape that broadcasts against Σ."""
+        """Return I, in a shape that broadcasts against Σ."""
 
     def clip(self, covariance: Tensor) -> tuple[Tensor, Tensor]:
-        """The nearest positive semi-definite Σ, and the lowest eigenvalue of each as it was given."""
+        """Return the nearest positive semi-definite Σ, and the lowest eigenvalue of each given one."""
 
     def precision(self, covariance: Tensor, m: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Coefficients of x, ``(K, d)``, and of the second moments, ``(K, q)``, in log N(x; m, Σ); and log |Σ|."""
+        """Return the coefficients of x, ``(K, d)``, and second moments, ``(K, q)``, in log N(x; m, Σ); and log |Σ|."""
 
     def whiten(self, covariance: Tensor, gap: Tensor) -> Tensor:
-        """Gaps x − m, ``(K, n, d)``, in units of standard deviations: of covariance I."""
+        """Scale gaps x − m, ``(K, n, d)``, so that their covariance is I."""
 
     def log_det_and_trace(self, covariance: Tensor, d: int) -> tuple[Tensor, Tensor]:
-        """Log |Σ| and tr Σ⁻¹ of each component, ``(K,)`` or ``(1,)``."""
+        """Return log |Σ| and tr Σ⁻¹ of each component, ``(K,)`` or ``(1,)``."""
 
     def colour(self, covariance: Tensor, noise: Tensor) -> Tensor:
-        """``(n, d)`` of covariances Σ, one for each row, from standard normal noise."""
+        """Give standard normal noise, ``(n, d)``, the covariances Σ, one for each row."""
 
 
 @dataclass(frozen=True)
 class Matrices:
-    """A matrix each, or one for all components.
+    """A covariance matrix for each component, or one for all components.
 
     >>> kind, m = Matrices(shared=False), torch.tensor([[1.0, 2.0]])
     >>> kind.moment(torch.tensor([[2.0, 2.0, 5.0]]), torch.tensor([1.0]), m)
@@ -74,7 +74,7 @@ class Matrices:
         return (1 if self.shared else K) * d * (d + 1) // 2
 
     def features(self, x: Tensor) -> Tensor:
-        return upper(with_ones(x))
+        return outer_triangle(with_ones(x))
 
     def pool(self, scatter: Tensor) -> Tensor:
         return scatter.sum(0, keepdim=True) if self.shared else scatter
@@ -83,18 +83,18 @@ class Matrices:
         return (w.sum(0, keepdim=True) if self.shared else w)[:, None, None]
 
     def moment(self, scatter: Tensor, w: Tensor, m: Tensor) -> Tensor:
-        between = self.pool(w[:, None] * upper(m))
-        return symmetric(scatter - between, m.shape[-1]) / self.share(w)
+        between = self.pool(w[:, None] * outer_triangle(m))
+        return from_triangle(scatter - between, m.shape[-1]) / self.share(w)
 
     def scatter(self, covariance: Tensor, w: Tensor, m: Tensor) -> Tensor:
-        return packed(self.share(w) * covariance) + self.pool(w[:, None] * upper(m))
+        return triangle_of(self.share(w) * covariance) + self.pool(w[:, None] * outer_triangle(m))
 
     def identity(self, d: int) -> Tensor:
         return torch.eye(d, dtype=torch.float64)
 
     def clip(self, covariance: Tensor) -> tuple[Tensor, Tensor]:
         finite = torch.isfinite(covariance).all(-1, keepdim=True).all(-2, keepdim=True)
-        # Of what isn't finite eigh makes an error, in which no round and no remedy is named.
+        # eigh raises an obscure error for values that aren't finite. NaN is reported by the engine, with a remedy.
         values, vectors = torch.linalg.eigh(torch.where(finite, covariance, 0.0))
         values = torch.where(finite[..., 0], values, torch.nan)
         mended = (vectors * torch.clamp(values, min=0)[..., None, :]) @ vectors.mT
@@ -103,7 +103,7 @@ class Matrices:
     def precision(self, covariance: Tensor, m: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         U = whitening(covariance)
         P = U @ U.mT
-        quadratic = packed(P) * quadratic_coefficients(m.shape[-1])
+        quadratic = triangle_of(P) * quadratic_coefficients(m.shape[-1])
         return (P @ m[..., None])[..., 0], quadratic.expand(len(m), -1), _log_det(U)
 
     def whiten(self, covariance: Tensor, gap: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ class Matrices:
 
 @dataclass(frozen=True)
 class Axes:
-    """A variance for each axis, or one for all axes.
+    """A variance for each axis of each component, or one for all its axes.
 
     >>> kind, m = Axes(shared=True), torch.tensor([[1.0, 2.0]])
     >>> kind.moment(torch.tensor([[8.0]]), torch.tensor([1.0]), m)  # (8 − 1 − 4)/2
@@ -171,10 +171,13 @@ class Axes:
 
 
 def with_covariances(kind: Covariance, s: Tree) -> tuple[Tree, Tensor]:
-    """The statistics ``weight``, ``sum`` and ``scatter`` of some Gaussian data, and whether the given ones weren't.
+    """Move the statistics ``weight``, ``sum`` and ``scatter`` to the nearest that some Gaussian data have.
 
-    Empty components are filled, covariances lose their negative eigenvalues, means stay where they are. Eigenvalues
-    that are negative by rounding alone, down to −1e-9 of the second moments, aren't counted.
+    Empty components are filled and negative eigenvalues of covariances become 0. Means stay as they are.
+
+    Returns:
+        The statistics, and a bool of shape ``()``: were the given ones outside. Eigenvalues that are negative by
+        rounding alone, down to −1e-9 of the second moments, don't count.
     """
     by_component = {name: t for name, t in s.items() if len(t) == len(s["weight"])}  # a tied scatter isn't
     filled, empty = refill(by_component)
@@ -194,23 +197,23 @@ KINDS: dict[str, Covariance] = {
     "diag": Axes(shared=False),
     "spherical": Axes(shared=True),
 }
-"""By scikit-learn's names."""
+"""The kinds of covariance by scikit-learn's names."""
 
 
-def upper(x: Tensor) -> Tensor:
-    """The upper triangle of xxᵀ, row by row, ``(…, d(d + 1)/2)``."""
-    # Products of slices: half the time of indexing both factors.
+def outer_triangle(x: Tensor) -> Tensor:
+    """Return the upper triangle of xxᵀ, row by row, ``(…, d(d + 1)/2)``."""
+    # Products of slices take half the time of indexing both factors.
     return torch.cat([x[..., i : i + 1] * x[..., i:] for i in range(x.shape[-1])], dim=-1)
 
 
-def packed(matrix: Tensor) -> Tensor:
-    """The upper triangle of ``(…, d, d)``, in the order of :func:`upper`."""
+def triangle_of(matrix: Tensor) -> Tensor:
+    """Return the upper triangle of ``(…, d, d)``, in the order of :func:`outer_triangle`."""
     i, j = torch.triu_indices(matrix.shape[-1], matrix.shape[-1])
     return matrix[..., i, j]
 
 
-def symmetric(triangle: Tensor, d: int) -> Tensor:
-    """The symmetric matrix ``(…, d, d)`` of which :func:`packed` is the upper triangle."""
+def from_triangle(triangle: Tensor, d: int) -> Tensor:
+    """Invert :func:`triangle_of`: return the symmetric matrix, ``(…, d, d)``."""
     i, j = torch.triu_indices(d, d)
     place = torch.zeros(d, d, dtype=torch.int64)
     place[i, j] = place[j, i] = torch.arange(len(i))
@@ -219,12 +222,12 @@ def symmetric(triangle: Tensor, d: int) -> Tensor:
 
 
 def quadratic_coefficients(d: int) -> Tensor:
-    """C with c·(packed(P) upper(x)) = −½ xᵀPx: −½ on the diagonal, −1 for the pairs beside it."""
-    return packed(torch.eye(d, dtype=torch.float64)) / 2 - 1
+    """Return C with Σ C · triangle_of(P) · outer_triangle(x) = −½ xᵀPx: −½ on the diagonal, −1 off it."""
+    return triangle_of(torch.eye(d, dtype=torch.float64)) / 2 - 1
 
 
 def whitening(covariance: Tensor) -> Tensor:
-    """U, upper triangular, with UUᵀ = Σ⁻¹; NaN for a Σ that isn't positive definite, which the engine reports."""
+    """Return U, upper triangular, with UUᵀ = Σ⁻¹; NaN, which the engine reports, if Σ isn't positive definite."""
     factor, failed = torch.linalg.cholesky_ex(covariance)
     factor = torch.where((failed == 0)[..., None, None], factor, torch.nan)
     identity = torch.eye(covariance.shape[-1], dtype=covariance.dtype).expand_as(factor)

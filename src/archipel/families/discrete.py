@@ -1,8 +1,8 @@
 """Mixtures of independent discrete columns: Bernoulli, categorical (latent class analysis) and Poisson.
 
-Given its component the columns of an example are independent. Statistics are mean responsibilities and
-responsibility-weighted means of what the columns say; T has closed forms, with pseudo-counts of a conjugate prior as
-the penalty R. Counts are per example: a pseudo-example beside n examples is 1/n.
+Given the component, the columns of an example are independent. The statistics are mean responsibilities and
+responsibility-weighted means of the columns' indicators or counts. T has a closed form; the penalty R is that of a
+conjugate prior with pseudo-counts. Counts are per example: one pseudo-example beside n examples is 1/n.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from archipel.core import checks, keys
 from archipel.core.trees import Tree
 from archipel.families.family import check_table
-from archipel.families.mixture import Mixture, draw_components, log, moved, proportions, refill, with_ones
+from archipel.families.mixture import Mixture, draw_components, moved, proportions, refill, safe_log, with_ones
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class BernoulliMixture(Mixture):
     Args:
         components: K.
         dimension: d.
-        pseudo_count: a, above 0: how much of an example with either answer every component has seen beforehand.
+        pseudo_count: a, above 0: pseudo-examples with either answer in every component, as a share of n.
 
     Raises:
         ValueError: a setting out of its range.
@@ -62,8 +62,8 @@ class BernoulliMixture(Mixture):
         return with_ones(batch["x"])
 
     def natural(self, theta: Tree) -> Tensor:
-        yes, no = log(theta["probability"]), log(1 - theta["probability"])
-        return torch.cat([(log(theta["weight"]) + no.sum(-1))[:, None], yes - no], dim=-1)
+        yes, no = safe_log(theta["probability"]), safe_log(1 - theta["probability"])
+        return torch.cat([(safe_log(theta["weight"]) + no.sum(-1))[:, None], yes - no], dim=-1)
 
     def split(self, moments: Tensor) -> Tree:
         return {"weight": moments[:, 0], "sum": moments[:, 1:]}
@@ -73,10 +73,10 @@ class BernoulliMixture(Mixture):
         return {"weight": proportions(s), "probability": (s["sum"] + a) / (w + 2 * a)}
 
     def penalty(self, theta: Tree) -> Tensor:
-        return -self.pseudo_count * (log(theta["probability"]) + log(1 - theta["probability"])).sum()
+        return -self.pseudo_count * (safe_log(theta["probability"]) + safe_log(1 - theta["probability"])).sum()
 
     def project(self, s: Tree) -> tuple[Tree, Tensor]:
-        """Empty components are filled; sums end between 0 and the weight."""
+        """Fill empty components, and clip sums to lie between 0 and the weight."""
         s, empty = refill(s)
         total = torch.minimum(torch.clamp(s["sum"], min=0), s["weight"][:, None])
         return s | {"sum": total}, empty.any() | moved(s["sum"], total)
@@ -94,14 +94,15 @@ class BernoulliMixture(Mixture):
 class CategoricalMixture(Mixture):
     """Latent class analysis: K classes of d independent columns, column j with levels_j unordered answers 0, 1, ….
 
-    θ is ``{"weight": (K,), "probability": (K, L)}``, L = Σ levels, the columns' answers side by side. Statistics are
-    ``{"weight": (K,), "count": (K, L − d)}``, how often each answer was given, but a column's first, which follows.
-    With a, the pseudo-count, R(θ) = −a Σ log p, a Dirichlet(1 + na) prior, and p = (count + a)/(weight + a levels_j).
+    θ is ``{"weight": (K,), "probability": (K, L)}`` with L = Σ levels, the columns' answers side by side. Statistics
+    are ``{"weight": (K,), "count": (K, L − d)}``: how often each answer was given. The count of a column's first answer
+    is left out, since it follows from the others. With a, the pseudo-count, R(θ) = −a Σ log p, a Dirichlet(1 + na)
+    prior, and p = (count + a)/(weight + a levels_j).
 
     Args:
         components: K.
         levels: how many answers each column has, each at least 2.
-        pseudo_count: a, above 0: how much of an example with each answer every class has seen beforehand.
+        pseudo_count: a, above 0: pseudo-examples with each answer in every class, as a share of n.
 
     Raises:
         ValueError: a setting out of its range.
@@ -139,7 +140,7 @@ class CategoricalMixture(Mixture):
         _check_values("CategoricalMixture", x, allowed, f"a whole number from 0, below its column's of {self.levels}")
 
     def points(self, batch: Tree) -> Tensor:
-        """An indicator of each answer: two examples are as far apart as they have different answers."""
+        """Return indicators of the answers: the squared distance of two examples is twice the answers that differ."""
         columns = zip(batch["x"].unbind(-1), self.levels, strict=True)
         return torch.cat([x[:, None] == torch.arange(c) for x, c in columns], dim=-1).to(torch.float64)
 
@@ -148,8 +149,8 @@ class CategoricalMixture(Mixture):
         return with_ones(torch.cat([x[:, None] == torch.arange(1, c) for x, c in columns], dim=-1))
 
     def natural(self, theta: Tree) -> Tensor:
-        logs = log(theta["probability"]).split(self.levels, dim=-1)
-        first = log(theta["weight"]) + torch.stack([column[:, 0] for column in logs]).sum(0)
+        logs = safe_log(theta["probability"]).split(self.levels, dim=-1)
+        first = safe_log(theta["weight"]) + torch.stack([column[:, 0] for column in logs]).sum(0)
         return torch.cat([first[:, None], *(column[:, 1:] - column[:, :1] for column in logs)], dim=-1)
 
     def split(self, moments: Tensor) -> Tree:
@@ -164,10 +165,10 @@ class CategoricalMixture(Mixture):
         return {"weight": proportions(s), "probability": torch.cat(columns, dim=-1)}
 
     def penalty(self, theta: Tree) -> Tensor:
-        return -self.pseudo_count * log(theta["probability"]).sum()
+        return -self.pseudo_count * safe_log(theta["probability"]).sum()
 
     def project(self, s: Tree) -> tuple[Tree, Tensor]:
-        """Empty components are filled; counts end at 0 or above, and a column's together at the weight or below."""
+        """Fill empty components, and clip counts: each to 0 or above, a column's sum to the weight or below."""
         s, empty = refill(s)
         w = s["weight"][:, None]
         columns = [
@@ -202,8 +203,9 @@ class PoissonMixture(Mixture):
     Args:
         components: K.
         dimension: d.
-        pseudo_count: a, above 0: what every component has counted beforehand,
-        pseudo_exposure: b, above 0: on how much of an example. An empty component has the rate a/b.
+        pseudo_count: a, above 0: the pseudo-count of every component and column,
+        pseudo_exposure: b, above 0: the pseudo-examples that it was counted on, as a share of n. An empty component has
+            the rate a/b.
 
     Raises:
         ValueError: a setting out of its range.
@@ -236,7 +238,7 @@ class PoissonMixture(Mixture):
 
     def natural(self, theta: Tree) -> Tensor:
         rate = theta["rate"]
-        return torch.cat([(log(theta["weight"]) - rate.sum(-1))[:, None], log(rate)], dim=-1)
+        return torch.cat([(safe_log(theta["weight"]) - rate.sum(-1))[:, None], safe_log(rate)], dim=-1)
 
     def split(self, moments: Tensor) -> Tree:
         return {"weight": moments[:, 0], "sum": moments[:, 1:]}
@@ -246,11 +248,11 @@ class PoissonMixture(Mixture):
         return {"weight": proportions(s), "rate": (s["sum"] + self.pseudo_count) / (w + self.pseudo_exposure)}
 
     def penalty(self, theta: Tree) -> Tensor:
-        penalties: Tensor = self.pseudo_exposure * theta["rate"] - self.pseudo_count * log(theta["rate"])
+        penalties: Tensor = self.pseudo_exposure * theta["rate"] - self.pseudo_count * safe_log(theta["rate"])
         return penalties.sum()
 
     def project(self, s: Tree) -> tuple[Tree, Tensor]:
-        """Empty components are filled; sums end at 0 or above."""
+        """Fill empty components, and clip sums to 0 or above."""
         s, empty = refill(s)
         total = torch.clamp(s["sum"], min=0)
         return s | {"sum": total}, empty.any() | moved(s["sum"], total)
@@ -262,7 +264,7 @@ class PoissonMixture(Mixture):
     def sample(self, theta: Tree, n: int, key: Tensor) -> Tree:
         z = draw_components(theta, n, key)
         u = keys.uniform(keys.fold(key, "columns"), n, self.dimension, dtype=torch.float64)
-        # ppf is the smallest count whose distribution function reaches u, and −1 at u = 0.
+        # ppf gives the smallest count whose distribution function reaches u, but −1 at u = 0.
         counts = np.maximum(scipy.stats.poisson.ppf(u.numpy(), theta["rate"][z].numpy()), 0)
         return {"x": torch.from_numpy(counts), "z": z}
 

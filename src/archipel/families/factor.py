@@ -1,8 +1,8 @@
 """Probabilistic PCA and factor analysis, with missing values: x = μ + Λz + ε, z standard normal, ε independent columns.
 
 M. E. Tipping, C. M. Bishop: Probabilistic principal component analysis. JRSS B, 1999. D. B. Rubin, D. T. Thayer: EM
-algorithms for ML factor analysis. Psychometrika, 1982. Missing values, NaN in x, are left out of the complete data,
-which is right where they are missing at random: a column is regressed on the latents in the rows that have it.
+algorithms for ML factor analysis. Psychometrika, 1982. Missing values are NaN in x. They are left out of the complete
+data, so that a column is regressed on the latents in the rows that have it. This is right for values missing at random.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from archipel.core import checks, keys
 from archipel.core.trees import Tree
-from archipel.families.covariance import KINDS, packed, symmetric, upper
+from archipel.families.covariance import KINDS, from_triangle, outer_triangle, triangle_of
 from archipel.families.family import check_centre, check_table, from_centre, mean_in_pieces, rows_in_pieces, to_centre
 from archipel.families.mixture import FLOOR, with_ones
 from archipel.families.shrinkage import InverseWishart, check_prior
@@ -24,28 +24,33 @@ from archipel.families.shrinkage import InverseWishart, check_prior
 
 @dataclass(frozen=True)
 class FactorModel:
-    """q Gaussian factors behind d columns, of which any may be missing in any row.
+    """A model of d columns with q Gaussian factors. Any value may be missing.
 
-    θ is ``{"mean": (d,), "loading": (d, q), "noise": …}``, noise being variances: ``(1,)`` if isotropic (probabilistic
-    PCA), ``(d,)`` if diagonal (factor analysis). Where x_ij is there o_ij = 1. Column j's statistics are means over
-    examples of E[o_ij upper(ζζᵀ)] with ζ = (1, z_i), ``"latent"``, ``(d, (q + 1)(q + 2)/2)``; of E[o_ij x_ij ζ],
-    ``"cross"``, ``(d, q + 1)``; and of o_ij x_ij², ``"square"``, ``(d,)``; x counted from the centre. The penalty is
+    θ is ``{"mean": (d,), "loading": (d, q), "noise": …}``. Noise holds variances: ``(1,)`` if isotropic (probabilistic
+    PCA), ``(d,)`` if diagonal (factor analysis). Let o_ij be 1 if x_ij was observed and 0 otherwise, ζ = (1, z_i), and
+    x be measured from the centre. Column j's statistics are means over examples of
 
-        R(θ) = Σ_j λ ‖Λ_j‖²/(2ψ_j) + κ/2 Σ (log ψ + s/ψ), the second sum over the variances that there are,
+    - E[o_ij upper(ζζᵀ)]: ``"latent"``, ``(d, (q + 1)(q + 2)/2)``;
+    - E[o_ij x_ij ζ]: ``"cross"``, ``(d, q + 1)``;
+    - o_ij x_ij²: ``"square"``, ``(d,)``.
 
-    and T is ridge regression of each column on the latents.
+    The penalty, whose second sum runs over the one or d variances, is
+
+        R(θ) = Σ_j λ ‖Λ_j‖²/(2ψ_j) + κ/2 Σ (log ψ + s/ψ).
+
+    T is a ridge regression of each column on the latents.
 
     Given the observed columns o of a row, z has precision M = I + Σ_o Λ_jΛ_jᵀ/ψ_j and mean M⁻¹ Σ_o Λ_j (x_j − μ_j)/ψ_j:
-    q × q systems, one a row.
+    one q × q system for each row.
 
     Args:
         dimension: d.
         factors: q, at most d.
         noise: ``"isotropic"`` or ``"diagonal"``.
         ridge: λ, above 0; per example, as all penalties.
-        prior: κ and s, the strength and scale of what is known of the noise beforehand; it keeps a column that the
-            factors explain altogether (a Heywood case) from having none.
-        centre: c, d numbers near the data's mean; default: 0. It changes rounding and nothing else.
+        prior: κ and s, strength and scale of the noise's prior. It keeps the variance of a column that the factors
+            explain completely (a Heywood case) above 0.
+        centre: c, d numbers near the data's mean; default: 0. It changes rounding errors only.
 
     Raises:
         ValueError: a setting out of its range.
@@ -84,11 +89,11 @@ class FactorModel:
         check_table("FactorModel", batch["x"], self.dimension, missing=True)
 
     def initial(self, key: Tensor, scale: float = 1.0) -> Tree:
-        """Parameters to start from: loadings drawn at random, the mean at the centre, unit noise.
+        """Draw parameters to start from: random loadings, the mean at the centre, noise of variance ``scale``².
 
         Args:
             key: int64 of shape ``()``.
-            scale: the columns' standard deviation, by which all is multiplied.
+            scale: the columns' standard deviation; loadings and the noise's deviations are multiplied by it.
         """
         d, q = self.dimension, self.factors
         loading = scale / math.sqrt(q) * keys.normal(keys.fold(key, "loading"), d, q, dtype=torch.float64)
@@ -105,7 +110,7 @@ class FactorModel:
         def total(batch: Tree, weights: Tensor) -> Tree:
             mean, covariance = self._latent(theta, batch)
             zeta = with_ones(mean)
-            second = torch.cat([zeta, upper(mean) + packed(covariance)], dim=-1)  # E of the upper triangle of ζζᵀ
+            second = torch.cat([zeta, outer_triangle(mean) + triangle_of(covariance)], dim=-1)  # E[upper(ζζᵀ)]
             x = from_centre(batch["x"], self.centre)
             there = (~torch.isnan(x)).to(torch.float64) * weights[:, None]
             x = torch.nan_to_num(x)
@@ -115,12 +120,12 @@ class FactorModel:
 
     def maximise(self, s: Tree) -> Tree:
         q = self.factors
-        latent = symmetric(s["latent"], q + 1)
+        latent = from_triangle(s["latent"], q + 1)
         pull = self.ridge * torch.diag(torch.tensor([0.0] + [1.0] * q, dtype=torch.float64))
-        seen = latent[:, :1, :1] > 0  # a column that nobody has: its mean is the centre
+        seen = latent[:, :1, :1] > 0  # the mean of a column that nobody has stays at the centre
         pull = pull + torch.where(seen, 0.0, 1.0) * torch.eye(q + 1, dtype=torch.float64)
         coefficients = torch.linalg.solve(latent + pull, s["cross"][..., None])[..., 0]
-        # At the minimum λ ‖Λ_j‖² and the squares add up to this.
+        # At the minimum λ ‖Λ_j‖² and the squared residuals add up to this.
         squares = torch.clamp(s["square"] - (coefficients * s["cross"]).sum(-1), min=0)
         shown = torch.clamp(latent[:, 0, 0], min=0)
         if self.noise == "isotropic":
@@ -139,21 +144,21 @@ class FactorModel:
         return value / 2
 
     def project(self, s: Tree) -> tuple[Tree, Tensor]:
-        """Each column's moments of (ζ, x) become the nearest that are positive semi-definite.
+        """Move each column's moments of (ζ, x) to the nearest positive semi-definite ones.
 
-        A column that nobody has, or next to nobody, starts anew: at the centre, with latents as the other columns'.
+        A column with (almost) no values restarts at the centre, with the latent moments of the other columns.
         """
         q = self.factors
         size = s["latent"].abs().amax(-1) + s["square"].abs()
-        moments = torch.cat([symmetric(s["latent"], q + 1), s["cross"][:, None]], dim=1)
+        moments = torch.cat([from_triangle(s["latent"], q + 1), s["cross"][:, None]], dim=1)
         last = torch.cat([s["cross"], s["square"][:, None]], dim=-1)[:, :, None]
         nearest, lowest = KINDS["full"].clip(torch.cat([moments, last], dim=-1))
-        latent, cross, square = packed(nearest[:, :-1, :-1]), nearest[:, -1, :-1], nearest[:, -1, -1]
+        latent, cross, square = triangle_of(nearest[:, :-1, :-1]), nearest[:, -1, :-1], nearest[:, -1, -1]
         empty = ~(latent[:, 0] >= FLOOR)
         total = torch.clamp(torch.where(empty, 0.0, latent[:, 0]).sum(), min=FLOOR)
         others = torch.where(empty[:, None], 0.0, latent).sum(0) / total
-        # If no column is left, latents are as before the first example.
-        prior = packed(torch.eye(q + 1, dtype=torch.float64))
+        # Without any column, latents have their prior moments.
+        prior = triangle_of(torch.eye(q + 1, dtype=torch.float64))
         average = FLOOR * torch.where(empty.all(), prior, others)
         mended = {
             "latent": torch.where(empty[:, None], average, latent),
@@ -165,7 +170,7 @@ class FactorModel:
     # What is asked of the model
 
     def log_likelihood(self, theta: Tree, batch: Tree) -> Tensor:
-        """Of what was observed in each row, ``(n,)``; 0 for a row of missing values."""
+        """Return the log-likelihood of the observed values of each row, ``(n,)``; 0 for a row without any."""
 
         def rows(batch: Tree) -> Tensor:
             there, gap, precision, pull = self._given(theta, batch)
@@ -178,12 +183,12 @@ class FactorModel:
         return rows_in_pieces(rows, {"x": batch["x"]}, self.factors**2 + self.dimension)
 
     def posterior(self, theta: Tree, batch: Tree) -> Tensor:
-        """E[z | what was observed], ``(n, q)``."""
+        """Return E[z | observed values], ``(n, q)``."""
         width = self.factors**2 + self.dimension
         return rows_in_pieces(lambda piece: self._latent(theta, piece)[0], {"x": batch["x"]}, width)
 
     def impute(self, theta: Tree, batch: Tree) -> Tensor:
-        """X with E[x_j | what was observed] in the places of missing values, ``(n, d)`` float64."""
+        """Return x with missing values replaced by E[x_j | observed values], ``(n, d)`` float64."""
         x = batch["x"].to(torch.float64)
         expected = theta["mean"] + self.posterior(theta, batch) @ theta["loading"].T
         return torch.where(torch.isnan(x), expected, x)
@@ -194,17 +199,17 @@ class FactorModel:
         return {"x": theta["mean"] + z @ theta["loading"].T + torch.sqrt(theta["noise"]) * noise, "z": z}
 
     def _given(self, theta: Tree, batch: Tree) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What is there, x − μ or 0, M and the right-hand side of M E[z] = Σ_o Λ_j (x_j − μ_j)/ψ_j."""
+        """Return o, x − μ (0 where missing), M, and the right-hand side of M E[z] = Σ_o Λ_j (x_j − μ_j)/ψ_j."""
         gap = batch["x"].to(torch.float64) - theta["mean"]
         there = (~torch.isnan(gap)).to(torch.float64)
         gap = torch.nan_to_num(gap)
         weighed = theta["loading"] / theta["noise"][:, None]
-        information = there @ (upper(theta["loading"]) / theta["noise"][:, None])
+        information = there @ (outer_triangle(theta["loading"]) / theta["noise"][:, None])
         identity = torch.eye(self.factors, dtype=torch.float64)
-        return there, gap, identity + symmetric(information, self.factors), gap @ weighed
+        return there, gap, identity + from_triangle(information, self.factors), gap @ weighed
 
     def _latent(self, theta: Tree, batch: Tree) -> tuple[Tensor, Tensor]:
-        """Mean, ``(n, q)``, and covariance, ``(n, q, q)``, of z given what was observed."""
+        """Return the mean, ``(n, q)``, and covariance, ``(n, q, q)``, of z given the observed values."""
         _, _, precision, pull = self._given(theta, batch)
         covariance, _ = torch.linalg.inv_ex(precision)
         return (covariance @ pull[..., None])[..., 0], covariance

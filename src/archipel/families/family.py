@@ -1,16 +1,16 @@
-"""Families of curved exponential type: what federated EM needs to know of a latent-variable model.
+"""Families of curved exponential type: what federated EM asks of a latent-variable model.
 
-The complete-data density of an example y with latent z is exp(⟨s(y, z), φ(θ)⟩ − ψ(θ)) times what doesn't depend on θ.
-EM then never leaves the space of statistics [1]: with s̄_i(θ) = E[s(y_i, z) | y_i; θ] an iteration is
+The complete-data density of an example y with latent z is exp(⟨s(y, z), φ(θ)⟩ − ψ(θ)), times a factor without θ. EM
+then works on statistics [1]. With s̄_i(θ) = E[s(y_i, z) | y_i; θ], an iteration is
 
     θ ← T(n⁻¹ Σ_i s̄_i(θ)),    T(s) = argmin_θ −⟨s, φ(θ)⟩ + ψ(θ) + R(θ),
 
-and it never raises the objective F(θ) = −n⁻¹ Σ_i log p(y_i; θ) + R(θ). Statistics are means over examples, so that the
-mean of clients' statistics, weighted by the examples they hold, is the statistics of the pooled data: nothing else is
-lost or approximated by federating. Penalties are per example: k pseudo-examples among n weigh k/n.
+and it never raises the objective F(θ) = −n⁻¹ Σ_i log p(y_i; θ) + R(θ). Statistics are means over examples. The mean of
+the clients' statistics, weighted by their numbers of examples, therefore equals the statistics of the pooled data:
+federating approximates nothing. Penalties are per example: k pseudo-examples among n weigh k/n.
 
 [1] A. Dieuleveut, G. Fort, E. Moulines, G. Robin: Federated-EM with heterogeneity mitigation and variance reduction.
-NeurIPS 2021.
+NeurIPS 2021. In our notation: docs/methods/federated-em.md.
 """
 
 from __future__ import annotations
@@ -33,51 +33,51 @@ class Family(Protocol):
     """
 
     def statistics(self, theta: Tree, batch: Tree, mask: Tensor) -> Tree:
-        """s̄(θ), the mean over the examples with a true ``mask``, ``(n,)``, of E[s(y, z) | y; θ]; zeros for none.
+        """Return s̄(θ): the mean of E[s(y, z) | y; θ] over the examples with a true ``mask``, ``(n,)``; zeros for none.
 
         Works inside ``torch.func.vmap``, over clients and over parameters.
         """
 
     def maximise(self, s: Tree) -> Tree:
-        """T(s)."""
+        """Return T(s)."""
 
     def log_likelihood(self, theta: Tree, batch: Tree) -> Tensor:
-        """Log p(y; θ) of each example, ``(n,)``."""
+        """Return log p(y; θ) of each example, ``(n,)``."""
 
     def penalty(self, theta: Tree) -> Tensor:
-        """R(θ), shape ``()``."""
+        """Return R(θ), shape ``()``."""
 
     def project(self, s: Tree) -> tuple[Tree, Tensor]:
-        """Statistics in the domain of T, s itself where it lies there; and a bool of shape ``()``: was it outside."""
+        """Return the nearest statistics in the domain of T, and a bool of shape ``()``: was s outside."""
 
     def sample(self, theta: Tree, n: int, key: Tensor) -> Tree:
-        """A batch of n examples, and their latents under ``"z"``."""
+        """Draw a batch of n examples, with their latents under ``"z"``."""
 
     def parameters(self) -> int:
-        """The number of free parameters, for BIC and AIC."""
+        """Count the free parameters, for BIC and AIC."""
 
     def posterior(self, theta: Tree, batch: Tree) -> Tensor:
-        """Mixtures: log-responsibilities, ``(n, K)``. Factor models: the means of the latents, ``(n, q)``."""
+        """Return log-responsibilities, ``(n, K)``, of a mixture; the latents' means, ``(n, q)``, of a factor model."""
 
     def check(self, batch: Tree) -> None:
-        """Raises ValueError for data that the family has no density for. Reads values, so not inside vmap."""
+        """Raise ValueError for data that the family has no density for. Not for use inside vmap: it reads values."""
 
 
 def mean_in_pieces(total: Callable[[Tree, Tensor], Tree], batch: Tree, mask: Tensor, width: int) -> Tree:
-    """The mean of a statistic over examples, added up piece by piece.
+    """Average a statistic over examples, piece by piece.
 
     Args:
         total: ``(rows of the batch, (rows,) float64 weights 0 or 1) → Σ weight · statistic``.
         batch: n rows.
         mask: ``(n,)`` bool, the rows that count.
-        width: float64 numbers that ``total`` holds for each row; pieces are cut so that they stay in the cache.
+        width: how many float64 numbers ``total`` holds for each row; pieces are cut to fit the cache.
 
     >>> x = torch.arange(4.0, dtype=torch.float64)
     >>> mask = torch.tensor([True, True, True, False])
     >>> mean_in_pieces(lambda batch, weights: {"sum": weights @ batch["x"]}, {"x": x}, mask, width=1)
     {'sum': tensor(1., dtype=torch.float64)}
     """
-    rows = max(64, 2**18 // width)  # 2 MB: measured, half or twice as much costs little
+    rows = max(64, 2**18 // width)  # 2 MB; half or twice as much costs little, as measured
     found: Tree = None
     for start in range(0, max(1, len(mask)), rows):
         weights = mask[start : start + rows].to(torch.float64)
@@ -88,53 +88,55 @@ def mean_in_pieces(total: Callable[[Tree, Tensor], Tree], batch: Tree, mask: Ten
 
 
 def rows_in_pieces(function: Callable[[Tree], Tensor], batch: Tree, width: int) -> Tensor:
-    """``function`` of the rows of a batch, ``(n, …)``, computed piece by piece as in :func:`mean_in_pieces`."""
+    """Apply ``function`` to the rows of a batch, piece by piece as in :func:`mean_in_pieces`; returns ``(n, …)``."""
     rows, n = max(64, 2**18 // width), len(batch["x"])
     starts = range(0, max(1, n), rows)
     return torch.cat([function(tree_map(lambda t, start=start: t[start : start + rows], batch)) for start in starts])
 
 
 def from_centre(x: Tensor, centre: tuple[float, ...] | None) -> Tensor:
-    """X − c in float64."""
+    """Return x − c in float64."""
     x = x.to(torch.float64)
     return x if centre is None else x - torch.tensor(centre, dtype=torch.float64)
 
 
 def to_centre(x: Tensor, centre: tuple[float, ...] | None) -> Tensor:
-    """X + c."""
+    """Return x + c."""
     return x if centre is None else x + torch.tensor(centre, dtype=torch.float64)
 
 
 def check_centre(owner: str, centre: tuple[float, ...] | None, d: int) -> None:
-    """Raises ValueError for anything but None or a tuple of d finite numbers."""
+    """Raise ValueError for anything but None or a tuple of d finite numbers."""
     if centre is None:
         return
     numbers = isinstance(centre, tuple) and all(isinstance(c, int | float) and math.isfinite(c) for c in centre)
     if not numbers or len(centre) != d:
-        raise ValueError(f"{owner}'s centre must be a tuple of {d} finite numbers, one a dimension; given {centre!r}.")
+        raise ValueError(
+            f"{owner}'s centre must be a tuple of {d} finite numbers, one for each dimension; given {centre!r}."
+        )
 
 
 def check_table(owner: str, x: Tensor, dimension: int, missing: bool = False) -> None:
-    """Raises ValueError for anything but a table ``(n, d)`` of finite numbers, or with NaN where ``missing``."""
+    """Raise ValueError for anything but a table ``(n, d)`` of finite numbers; NaN is allowed if ``missing``."""
     if x.dim() != 2 or x.shape[1] != dimension:
         raise ValueError(f"{owner} is of dimension {dimension}, so x must be (n, {dimension}); given {tuple(x.shape)}.")
     if torch.isinf(x).any():
         raise ValueError(f"{owner}: x has infinite values, first in row {_first(torch.isinf(x))}. Remove or clip them.")
     if not missing and torch.isnan(x).any():
         raise ValueError(
-            f"{owner} has no missing values, but x has NaN, first in row {_first(torch.isnan(x))}. Leave those rows "
-            "out or impute them; FactorModel takes NaN as missing."
+            f"{owner} doesn't accept missing values, but x has NaN, first in row {_first(torch.isnan(x))}. Remove "
+            "those rows or impute them; FactorModel accepts NaN as missing."
         )
 
 
 def check_targets(owner: str, batch: Tree) -> None:
-    """Raises ValueError for targets that aren't one finite number an example."""
+    """Raise ValueError unless there is one finite target for each example."""
     x, y = batch["x"], batch.get("y")
     if y is None or y.shape != x.shape[:1]:
         shape = "nothing" if y is None else tuple(y.shape)
-        raise ValueError(f"{owner} needs one target an example, y ({len(x)},); given {shape}.")
+        raise ValueError(f"{owner} needs one target for each example, y of shape ({len(x)},); given {shape}.")
     if not torch.isfinite(y).all():
-        raise ValueError(f"{owner}: y isn't finite, first in row {_first(~torch.isfinite(y))}. Leave those rows out.")
+        raise ValueError(f"{owner}: y isn't finite, first in row {_first(~torch.isfinite(y))}. Remove those rows.")
 
 
 def _first(where: Tensor) -> int:

@@ -2,12 +2,12 @@
 
 With full covariances Φ(x) = [1, x, upper(xxᵀ)], and the statistics are K (1 + d + d(d + 1)/2) numbers.
 
-Second moments cancel: with a = ‖x − c‖/σ, c being the family's ``centre`` and σ a component's smallest standard
-deviation, log-densities in the E-step are wrong by up to 5e-16 a² (measured), and covariances, which come from second
-moments in any form of the E-step, by a² roundings. For standardised data that is nothing, and with the ridge of 1e-6
-never more than about 1e-7. Data far from zero need a ``centre``; columns of very different scales should be
-standardised. Near a = 1e8 nothing is left of a covariance; where it isn't positive definite, densities are NaN. Those
-that are asked for (likelihoods, responsibilities) come from x − μ_k by Cholesky factors and lose nothing more.
+Second moments cancel. Let a = ‖x − c‖/σ with c the family's ``centre`` and σ a component's smallest standard deviation.
+Log-densities in the E-step are wrong by up to 5e-16 a² (measured). Covariances are differences of second moments, and
+wrong by a² roundings. For standardised data this is negligible: with the ridge of 1e-6 at most about 1e-7. Data far
+from zero need a ``centre``, and columns of very different scales should be standardised. Near a = 1e8 a covariance has
+no correct digit; where it isn't positive definite, densities are NaN. Likelihoods and responsibilities that a user asks
+for are computed from x − μ_k by Cholesky factors and lose nothing more.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from archipel.core import checks, keys
 from archipel.core.trees import Tree
 from archipel.families.covariance import KINDS, Covariance, with_covariances
 from archipel.families.family import check_centre, check_table, from_centre, rows_in_pieces, to_centre
-from archipel.families.mixture import TINY, Mixture, draw_components, log, proportions
+from archipel.families.mixture import TINY, Mixture, draw_components, proportions, safe_log
 from archipel.families.shrinkage import Ridge, Shrinkage
 
 Kind = Literal["full", "tied", "diag", "spherical"]
@@ -33,18 +33,25 @@ Kind = Literal["full", "tied", "diag", "spherical"]
 class GaussianMixture(Mixture):
     """A mixture of K Gaussians in d dimensions.
 
-    θ is ``{"weight": (K,), "mean": (K, d), "covariance": …}``; the covariance is ``(K, d, d)`` if full, ``(1, d, d)``
-    if tied, ``(K, d)`` if diagonal and ``(K, 1)`` if spherical. Statistics are ``{"weight": (K,), "sum": (K, d),
-    "scatter": …}``: means over examples of r_k, r_k (x − c) and r_k times the upper triangle of (x − c)(x − c)ᵀ,
-    ``(K, d(d + 1)/2)``, of its sum over components if tied, ``(1, d(d + 1)/2)``; of squares if diagonal, ``(K, d)``; of
-    the squared norm if spherical, ``(K, 1)``.
+    θ is ``{"weight": (K,), "mean": (K, d), "covariance": …}``. Statistics are ``{"weight": (K,), "sum": (K, d),
+    "scatter": …}``: the means over examples of r_k, of r_k (x − c) and of a second moment.
+
+    =========  =================  ==================================================  =====================
+    kind       covariance         second moment                                       ``scatter``
+    =========  =================  ==================================================  =====================
+    full       ``(K, d, d)``      r_k times the upper triangle of (x − c)(x − c)ᵀ     ``(K, d(d + 1)/2)``
+    tied       ``(1, d, d)``      the sum of this over components                     ``(1, d(d + 1)/2)``
+    diag       ``(K, d)``         r_k (x − c)², by columns                            ``(K, d)``
+    spherical  ``(K, 1)``         r_k ‖x − c‖²                                        ``(K, 1)``
+    =========  =================  ==================================================  =====================
 
     Args:
         components: K.
         dimension: d.
         covariance: ``"full"``, ``"tied"``, ``"diag"`` or ``"spherical"``.
-        shrinkage: what keeps covariances from collapsing, and the penalty R that belongs to it.
-        centre: c, d numbers near the data's mean; default: 0. It changes rounding and nothing else.
+        shrinkage: keeps covariances from collapsing, and gives the penalty R: :class:`Ridge` or
+            :class:`InverseWishart`.
+        centre: c, d numbers near the data's mean; default: 0. It changes rounding errors only.
 
     Raises:
         ValueError: K or d below 1, an unknown kind, or a centre that isn't d numbers.
@@ -92,7 +99,7 @@ class GaussianMixture(Mixture):
     def natural(self, theta: Tree) -> Tensor:
         m, d = from_centre(theta["mean"], self.centre), self.dimension
         linear, quadratic, log_det = self.kind.precision(theta["covariance"], m)
-        constant = log(theta["weight"]) - (log_det + d * math.log(2 * math.pi) + (linear * m).sum(-1)) / 2
+        constant = safe_log(theta["weight"]) - (log_det + d * math.log(2 * math.pi) + (linear * m).sum(-1)) / 2
         return torch.cat([constant[:, None], linear, quadratic], dim=-1)
 
     def split(self, moments: Tensor) -> Tree:
@@ -117,16 +124,16 @@ class GaussianMixture(Mixture):
         return self.shrinkage.penalty(self.kind.share(theta["weight"]).flatten(), log_det, trace)
 
     def project(self, s: Tree) -> tuple[Tree, Tensor]:
-        """Empty components are filled, and covariances lose their negative eigenvalues; means stay where they are."""
+        """Fill empty components, and set negative eigenvalues of covariances to 0; means stay as they are."""
         return with_covariances(self.kind, s)
 
     # Densities, by whitening: the accurate form
 
     def log_joint(self, theta: Tree, batch: Tree) -> Tensor:
-        """Log π_k N(x; μ_k, Σ_k), ``(n, K)``."""
+        """Return log π_k N(x; μ_k, Σ_k), ``(n, K)``."""
         K, d = self.components, self.dimension
         log_det, _ = self.kind.log_det_and_trace(theta["covariance"], d)
-        constant = log(theta["weight"]) - (log_det + d * math.log(2 * math.pi)) / 2
+        constant = safe_log(theta["weight"]) - (log_det + d * math.log(2 * math.pi)) / 2
 
         def rows(batch: Tree) -> Tensor:
             gap = batch["x"].to(torch.float64) - theta["mean"][:, None]

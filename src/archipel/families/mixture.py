@@ -1,7 +1,7 @@
-"""What all mixtures share: log p(y, z = k; θ) is a product of features of y and weights of component k.
+"""The base of all mixtures: log p(y, z = k; θ) is a product of features of y and weights of component k.
 
-For exponential families log p(y, z = k; θ) = W_kᵀΦ(y) + log h(y), so that the E-step is R = softmax(ΦW), the statistics
-are RᵀΦ/n, and both are matrix products.
+For exponential families log p(y, z = k; θ) = W_kᵀΦ(y) + log h(y). The E-step R = softmax(ΦW) and the statistics RᵀΦ/n
+are matrix products.
 """
 
 from __future__ import annotations
@@ -18,56 +18,56 @@ from archipel.families.family import mean_in_pieces
 FLOOR = 1e-10
 """The smallest mean responsibility of a component that isn't empty: less than one example in ten billion."""
 TINY = 1e-300
-"""What logarithms and divisors are kept above: 1e-300 of an example is none, and 0 · (−∞) would be NaN."""
+"""The least argument of logarithms and the least divisor: it avoids 0 · (−∞), which is NaN."""
 
 
 class Mixture(ABC):
-    """A family whose latent is one of K components; :class:`archipel.families.family.Family` has the rest."""
+    """A family whose latent is one of K components; see :class:`archipel.families.family.Family`."""
 
     components: int
 
     @abstractmethod
     def features(self, batch: Tree) -> Tensor:
-        """Φ, ``(n, F)`` float64, 1 in the first column."""
+        """Return Φ, ``(n, F)`` float64, with 1 in the first column."""
 
     @abstractmethod
     def natural(self, theta: Tree) -> Tensor:
-        """W, ``(K, F)``."""
+        """Return W, ``(K, F)``."""
 
     @abstractmethod
     def split(self, moments: Tensor) -> Tree:
-        """The statistics, ``{"weight": (K,), …}``, from RᵀΦ/n, ``(K, F)``."""
+        """Split RᵀΦ/n, ``(K, F)``, into the statistics, ``{"weight": (K,), …}``."""
 
     @abstractmethod
     def log_joint(self, theta: Tree, batch: Tree) -> Tensor:
-        """Log p(y, z = k; θ), ``(n, K)``."""
+        """Return log p(y, z = k; θ), ``(n, K)``."""
 
     @abstractmethod
     def maximise(self, s: Tree) -> Tree:
-        """T(s)."""
+        """Return T(s)."""
 
     @abstractmethod
     def penalty(self, theta: Tree) -> Tensor:
-        """R(θ)."""
+        """Return R(θ)."""
 
     @abstractmethod
     def project(self, s: Tree) -> tuple[Tree, Tensor]:
-        """Statistics in the domain of T, and whether they were outside."""
+        """Return the nearest statistics in the domain of T, and whether s was outside."""
 
     @abstractmethod
     def sample(self, theta: Tree, n: int, key: Tensor) -> Tree:
-        """Examples, and the components they come from."""
+        """Draw examples, with the components they come from under ``"z"``."""
 
     @abstractmethod
     def parameters(self) -> int:
-        """The number of free parameters."""
+        """Count the free parameters."""
 
     @abstractmethod
     def check(self, batch: Tree) -> None:
-        """Raises ValueError for data that the family has no density for."""
+        """Raise ValueError for data that the family has no density for."""
 
     def points(self, batch: Tree) -> Tensor:
-        """Examples as points whose distances mean something, ``(n, p)`` float64: x, where a family doesn't say else."""
+        """Return examples as points that k-means clusters, ``(n, p)`` float64; by default x."""
         x: Tensor = batch["x"].to(torch.float64)
         return x
 
@@ -81,7 +81,7 @@ class Mixture(ABC):
         return self.split(mean_in_pieces(total, batch, mask, W.shape[-1]))
 
     def complete(self, responsibilities: Tensor, batch: Tree, mask: Tensor) -> Tree:
-        """The mean of s(y, z) for given responsibilities, ``(n, K)``: for starts from an assignment."""
+        """Average s(y, z) with given responsibilities, ``(n, K)``: for starts from an assignment."""
 
         def total(batch: Tree, weights: Tensor) -> Tensor:
             r: Tensor = batch["responsibilities"].to(torch.float64) * weights[:, None]
@@ -94,34 +94,34 @@ class Mixture(ABC):
         return torch.logsumexp(self.log_joint(theta, batch), dim=-1)
 
     def posterior(self, theta: Tree, batch: Tree) -> Tensor:
-        """Log-responsibilities, ``(n, K)``."""
+        """Return log-responsibilities, ``(n, K)``."""
         return torch.log_softmax(self.log_joint(theta, batch), dim=-1)
 
 
 def with_ones(x: Tensor) -> Tensor:
-    """[1, x] in float64."""
+    """Return [1, x] in float64."""
     x = x.to(torch.float64)
     return torch.cat([torch.ones_like(x[..., :1]), x], dim=-1)
 
 
-def log(t: Tensor) -> Tensor:
-    """The logarithm, finite at 0."""
+def safe_log(t: Tensor) -> Tensor:
+    """Return the logarithm, finite at 0."""
     return torch.log(torch.clamp(t, min=TINY))
 
 
 def proportions(s: Tree) -> Tensor:
-    """The mixing weights of T(s): s's mean responsibilities, made to sum to one after a noisy step."""
+    """Return the mixing weights of T(s): the mean responsibilities in s, divided by their sum."""
     weight = torch.clamp(s["weight"], min=0)
     return weight / torch.clamp(weight.sum(-1, keepdim=True), min=TINY)
 
 
 def refill(s: Tree) -> tuple[Tree, Tensor]:
-    """Statistics in which an empty component, s["weight"] below :data:`FLOOR`, holds FLOOR of the average example.
+    """Give an empty component, with ``s["weight"]`` below :data:`FLOOR`, the average statistics with weight FLOOR.
 
-    After T it has next to no weight and the parameters of the pooled data, from where it may come back.
+    After T it has almost no weight and the parameters of the pooled data, from which it may recover.
 
     Args:
-        s: a tree whose leaves have a row a component.
+        s: a tree whose leaves have one row for each component.
 
     Returns:
         The statistics, and which components were empty, ``(K,)`` bool.
@@ -140,12 +140,12 @@ def refill(s: Tree) -> tuple[Tree, Tensor]:
 
 
 def moved(before: Tensor, after: Tensor) -> Tensor:
-    """Whether a projection moved statistics by more than rounding: 1e-9 of an example. A bool of shape ``()``."""
+    """Tell whether a projection moved statistics by more than rounding: 1e-9 of an example. A bool of shape ``()``."""
     return ((after - before).abs() > 1e-9).any()
 
 
 def draw_components(theta: Tree, n: int, key: Tensor) -> Tensor:
-    """Which component each of n examples comes from, ``(n,)`` int64."""
+    """Draw the component that each of n examples comes from, ``(n,)`` int64."""
     edges = torch.cumsum(theta["weight"], 0)
     u = keys.uniform(keys.fold(key, "component"), n, dtype=torch.float64) * edges[-1]
     return torch.clamp(torch.searchsorted(edges, u, right=True), max=len(edges) - 1)

@@ -1,7 +1,7 @@
 """Mixtures of linear regressions: in component k, y = b_k + β_kᵀx + noise of variance σ_k².
 
-Statistics are the moments of v = (x, y) in each component, those of a Gaussian mixture of v with full covariances; T
-solves weighted least squares with them. How x is distributed isn't modelled.
+Statistics are the moments of v = (x, y) in each component: those of a Gaussian mixture of v with full covariances. T
+solves weighted least squares with them. The distribution of x isn't modelled.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from torch import Tensor
 
 from archipel.core import checks, keys
 from archipel.core.trees import Tree
-from archipel.families.covariance import KINDS, quadratic_coefficients, upper, with_covariances
+from archipel.families.covariance import KINDS, outer_triangle, quadratic_coefficients, with_covariances
 from archipel.families.family import check_centre, check_table, check_targets, from_centre, to_centre
-from archipel.families.mixture import TINY, Mixture, draw_components, log, proportions, with_ones
+from archipel.families.mixture import TINY, Mixture, draw_components, proportions, safe_log, with_ones
 from archipel.families.shrinkage import InverseWishart, check_prior
 
 FULL = KINDS["full"]
@@ -26,21 +26,21 @@ FULL = KINDS["full"]
 class RegressionMixture(Mixture):
     """K linear regressions on d columns, with intercepts.
 
-    θ is ``{"weight": (K,), "intercept": (K,), "slope": (K, d), "noise": (K,)}``, noise being variances. Statistics are
-    ``{"weight": (K,), "sum": (K, d + 1), "scatter": (K, (d + 1)(d + 2)/2)}``, those of v − c. The penalty is that of
-    normal slopes and of noise with an inverse-gamma law,
+    θ is ``{"weight": (K,), "intercept": (K,), "slope": (K, d), "noise": (K,)}``; noise holds variances. Statistics are
+    ``{"weight": (K,), "sum": (K, d + 1), "scatter": (K, (d + 1)(d + 2)/2)}``, those of v − c. The penalty, of a normal
+    prior on slopes and an inverse-gamma prior on the noise, is
 
         R(θ) = Σ_k (λ ‖β_k‖² + κψ)/(2σ_k²) + κ/2 log σ_k².
 
-    With w, m and S, the weight, mean and covariance of v in a component, T is
+    With the weight w, mean m and covariance S of v in a component, T is
     β = (w S_xx + λI)⁻¹ w S_xy, b = m_y − βᵀm_x, σ² = (w (S_yy − 2βᵀS_xy + βᵀS_xx β) + λ ‖β‖² + κψ)/(w + κ).
 
     Args:
         components: K.
         dimension: d.
-        ridge: λ, above 0: the pull of slopes to zero; per example, as all penalties.
-        prior: κ and ψ, the strength and scale of what is known of the noise beforehand.
-        centre: c, d + 1 numbers near the mean of (x, y); default: 0. It changes rounding and nothing else.
+        ridge: λ, above 0: pulls slopes to zero; per example, as all penalties.
+        prior: κ and ψ, strength and scale of the noise's prior.
+        centre: c, d + 1 numbers near the mean of (x, y); default: 0. It changes rounding errors only.
 
     Raises:
         ValueError: a setting out of its range.
@@ -72,19 +72,19 @@ class RegressionMixture(Mixture):
         check_targets("RegressionMixture", batch)
 
     def points(self, batch: Tree) -> Tensor:
-        """(x, y), ``(n, d + 1)``."""
+        """Return (x, y), ``(n, d + 1)``."""
         return torch.cat([batch["x"], batch["y"][:, None]], dim=-1).to(torch.float64)
 
     def features(self, batch: Tree) -> Tensor:
-        return upper(with_ones(from_centre(self.points(batch), self.centre)))
+        return outer_triangle(with_ones(from_centre(self.points(batch), self.centre)))
 
     def natural(self, theta: Tree) -> Tensor:
-        # The residual y − b − βᵀx is the product of (−b, −β, 1) and (1, v); with v − c the intercept is another.
+        # The residual y − b − βᵀx is the product of (−b, −β, 1) and (1, v). With v − c, b changes by the offset.
         slope, noise = theta["slope"], theta["noise"]
         intercept = theta["intercept"] - self._offset(slope)
         residual = torch.cat([-intercept[:, None], -slope, torch.ones_like(intercept)[:, None]], dim=-1)
-        square = upper(residual / torch.sqrt(noise)[:, None]) * quadratic_coefficients(self.dimension + 2)
-        constant = log(theta["weight"]) - torch.log(2 * math.pi * noise) / 2
+        square = outer_triangle(residual / torch.sqrt(noise)[:, None]) * quadratic_coefficients(self.dimension + 2)
+        constant = safe_log(theta["weight"]) - torch.log(2 * math.pi * noise) / 2
         return torch.cat([square[:, :1] + constant[:, None], square[:, 1:]], dim=-1)
 
     def split(self, moments: Tensor) -> Tree:
@@ -98,7 +98,7 @@ class RegressionMixture(Mixture):
         pull = self.ridge * torch.eye(self.dimension, dtype=torch.float64)
         xx, xy, yy = S[:, :-1, :-1], S[:, :-1, -1], S[:, -1, -1]
         slope = torch.linalg.solve(xx + pull, xy[..., None])[..., 0]
-        # At the minimum λ ‖β‖² and the squares add up to this.
+        # At the minimum λ ‖β‖² and the squared residuals add up to this.
         squares = torch.clamp(yy - (slope * xy).sum(-1), min=0)
         kappa, psi = self.prior.strength, self.prior.scale
         return {
@@ -115,22 +115,22 @@ class RegressionMixture(Mixture):
         return penalties.sum() / 2
 
     def project(self, s: Tree) -> tuple[Tree, Tensor]:
-        """Empty components are filled, and covariances of (x, y) lose their negative eigenvalues."""
+        """Fill empty components, and set negative eigenvalues of the covariances of (x, y) to 0."""
         return with_covariances(FULL, s)
 
     def log_joint(self, theta: Tree, batch: Tree) -> Tensor:
         residual = batch["y"].to(torch.float64)[:, None] - self.expect(theta, batch)
-        constant = log(theta["weight"]) - torch.log(2 * math.pi * theta["noise"]) / 2
+        constant = safe_log(theta["weight"]) - torch.log(2 * math.pi * theta["noise"]) / 2
         logs: Tensor = constant - residual.square() / (2 * theta["noise"])
         return logs
 
     def expect(self, theta: Tree, batch: Tree) -> Tensor:
-        """b_k + β_kᵀx, ``(n, K)``."""
+        """Return b_k + β_kᵀx, ``(n, K)``."""
         found: Tensor = theta["intercept"] + batch["x"].to(torch.float64) @ theta["slope"].T
         return found
 
     def sample(self, theta: Tree, n: int, key: Tensor) -> Tree:
-        """As every family's; x, which the model doesn't tell, is standard normal about the centre."""
+        """Draw examples; x, which isn't modelled, is standard normal about the centre."""
         z = draw_components(theta, n, key)
         x = keys.normal(keys.fold(key, "x"), n, self.dimension, dtype=torch.float64)
         x = to_centre(x, self.centre and self.centre[:-1])
@@ -139,6 +139,6 @@ class RegressionMixture(Mixture):
         return {"x": x, "y": y, "z": z}
 
     def _offset(self, slope: Tensor) -> Tensor:
-        """c_y − βᵀc_x: what the centre adds to intercepts."""
+        """Return c_y − βᵀc_x, which the centre adds to intercepts."""
         c = torch.tensor(self.centre or [0.0] * (self.dimension + 1), dtype=torch.float64)
         return c[-1] - slope @ c[:-1]

@@ -1,16 +1,17 @@
-"""What keeps covariances from collapsing: a ridge as scikit-learn's, or an inverse-Wishart prior.
+"""Shrinkage, which keeps covariances from collapsing: a ridge like scikit-learn's, or an inverse-Wishart prior.
 
-Let S_k be the covariance of component k in the statistics and w_k its mean responsibility. The part of −⟨s, φ⟩ + ψ that
-Σ_k enters is w_k/2 (log |Σ_k| + tr Σ_k⁻¹ S_k).
+Let S_k be the covariance of component k in the statistics and w_k its mean responsibility. In −⟨s, φ⟩ + ψ, Σ_k enters
+as w_k/2 (log |Σ_k| + tr Σ_k⁻¹ S_k).
 
-With R(θ) = κ/2 Σ_k (log |Σ_k| + ψ tr Σ_k⁻¹) its minimum is (w_k S_k + κψI)/(w_k + κ), exactly: a prior.
+With R(θ) = κ/2 Σ_k (log |Σ_k| + ψ tr Σ_k⁻¹), the inverse-Wishart prior, the minimum is exactly
+(w_k S_k + κψI)/(w_k + κ).
 
-The ridge, S_k + ρI, would be the minimum with w_k ρ/2 tr Σ_k⁻¹, where w_k belongs to the statistics, not to θ. If
-covariances are tied Σ_k w_k = 1, so that R = ρ/2 tr Σ⁻¹ gives it exactly. For the others no R does:
-R = ρ/2 Σ_k π_k tr Σ_k⁻¹ pulls on Σ_k as the ridge does where π_k = w_k, at fixed points, but on π too, which the ridge
-leaves out. (For a likelihood that never falls the ridge would have to enter the E-step, with responsibilities
-∝ π_k N_k exp(−ρ/2 tr Σ_k⁻¹).) So under a ridge the penalised likelihood may fall by something of the order of ρ tr Σ⁻¹;
-under the prior it can't.
+The ridge is S_k + ρI. It is the minimum if w_k ρ/2 tr Σ_k⁻¹ is added, but w_k belongs to the statistics, not to θ. For
+tied covariances Σ_k w_k = 1, so R = ρ/2 tr Σ⁻¹ gives the ridge exactly. For the other kinds no R does. R =
+ρ/2 Σ_k π_k tr Σ_k⁻¹ pulls on Σ_k as the ridge does at fixed points, where π_k = w_k, but also on π, which the ridge
+doesn't. (A ridge under which the likelihood never falls would have to enter the E-step, with responsibilities
+∝ π_k N_k exp(−ρ/2 tr Σ_k⁻¹).) Under a ridge the penalised likelihood may therefore fall, by the order of ρ tr Σ⁻¹.
+Under the prior it never falls.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ class Shrinkage(Protocol):
     """A pull on covariances."""
 
     def blend(self, weight: Tensor) -> tuple[Tensor | float, Tensor | float]:
-        """(a, b) of the covariance in T, aS + bI, where ``weight`` is w."""
+        """Return (a, b) of the covariance in T, aS + bI, where ``weight`` is w."""
 
     def penalty(self, weight: Tensor, log_det: Tensor, trace: Tensor) -> Tensor:
-        """R from π, log |Σ| and tr Σ⁻¹ of each covariance."""
+        """Return R from π, log |Σ| and tr Σ⁻¹ of each covariance."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,10 @@ class Ridge:
 
 @dataclass(frozen=True)
 class InverseWishart:
-    """A prior worth κ examples of covariance ψI for each that there is: the mode of an inverse-Wishart law.
+    """An inverse-Wishart prior, which adds nκ pseudo-examples of covariance ψI to each component.
 
-    With n examples in all it has nκ − d − 1 degrees of freedom and scale matrix nκψI. An empty component ends at ψI.
+    With n examples it has nκ − d − 1 degrees of freedom and scale matrix nκψI. The covariance of an empty component
+    is ψI.
 
     Args:
         strength: κ, above 0; k pseudo-examples are k/n.
@@ -87,6 +89,6 @@ class InverseWishart:
 
 
 def check_prior(owner: str, prior: object) -> None:
-    """Raises ValueError for anything but an :class:`InverseWishart`."""
+    """Raise ValueError for anything but an :class:`InverseWishart`."""
     if not isinstance(prior, InverseWishart):
         raise ValueError(f"{owner}'s prior is InverseWishart(strength, scale); given {prior!r}.")

@@ -1,4 +1,4 @@
-"""What can be asked of a fitted model: likelihoods, information criteria, samples."""
+"""Questions to a fitted model: likelihoods, information criteria, samples."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from archipel.core.trees import Tree
 from archipel.em.inputs import ONE, Table, Tables, batch_of, check_domain, read, read_targets, whole
 
 
-class Scores:
-    """The part of :class:`archipel.em.estimator.FederatedModel` that comes after ``fit``."""
+class Scoring:
+    """The methods of :class:`archipel.em.estimator.FederatedModel` that need a fit."""
 
     regresses: ClassVar[bool]
     missing: ClassVar[bool]
@@ -31,38 +31,39 @@ class Scores:
     _theta: Tree
 
     def score_samples(self, X: Any, y: Any = None, *, client: str | int | None = None) -> NDArray[np.float64]:
-        """The log-likelihood of each example, ``(n,)``.
+        """Return the log-likelihood of each example, ``(n,)``.
 
         Args:
             X: one matrix, ``(n, d)``.
-            y: ``(n,)``, where the model regresses.
-            client: whose mixing weights count, by name, or by number where none is called so; ``None``: everybody's.
+            y: ``(n,)``, for regressions only.
+            client: the client whose mixing weights are used, by name, or by number if no client has that name;
+                ``None``: the weights of all clients.
         """
         return self._rows(self._family_of_rows("log_likelihood"), X, y, client)
 
     def score(self, X: Any, y: Any = None, *, client: str | int | None = None) -> float:
-        """The mean log-likelihood per example, of one matrix, or of clients' as ``fit`` takes them.
+        """Return the mean log-likelihood per example of one matrix, or of clients in the form that ``fit`` takes.
 
-        With personal weights, and no ``client``, those of several clients are the fitted ones', by name or in order.
+        With personal weights and no ``client``, the clients must be those of the fit, by name or in order.
         """
         total, n = self._total(X, y, client)
         return total / n
 
     def bic(self, X: Any, y: Any = None, *, client: str | int | None = None) -> float:
-        """Bayes' information criterion, −2 log-likelihood + p log n, the lower the better; X as ``score`` takes it."""
+        """Return the Bayesian information criterion, −2 log-likelihood + p log n; lower is better. X: see ``score``."""
         total, n = self._total(X, y, client)
         return -2 * total + self.n_parameters_ * math.log(n)
 
     def aic(self, X: Any, y: Any = None, *, client: str | int | None = None) -> float:
-        """Akaike's information criterion, −2 log-likelihood + 2p, the lower the better; X as ``score`` takes it."""
+        """Return Akaike's information criterion, −2 log-likelihood + 2p; lower is better. X: see ``score``."""
         total, _ = self._total(X, y, client)
         return -2 * total + 2 * self.n_parameters_
 
     def sample(self, n_samples: int = 1) -> tuple[NDArray[Any], ...]:
-        """Draws examples from the model with everybody's mixing weights.
+        """Draw examples from the model, with the mixing weights of all clients.
 
         Returns:
-            X ``(n, d)``, y ``(n,)`` where the model regresses, and the latents: components ``(n,)``, or factors.
+            X ``(n, d)``, y ``(n,)`` of a regression, and the latents: components ``(n,)``, or factors ``(n, q)``.
         """
         check_is_fitted(self)
         checks.positive_int(type(self).__name__, n_samples=whole(n_samples))
@@ -70,7 +71,7 @@ class Scores:
         drawn = self._model.sample(self._theta, int(n_samples), key)
         return tuple(drawn[name].numpy() for name in ("x", "y", "z") if name in drawn)
 
-    # Reading what is asked
+    # Reading data and asking the family
 
     def _family_of_rows(self, method: str) -> Callable[[Tree, Tree], Tensor]:
         check_is_fitted(self)
@@ -80,13 +81,13 @@ class Scores:
     def _rows(
         self, function: Callable[[Tree, Tree], Tensor], X: Any, y: Any, client: str | int | None
     ) -> NDArray[np.float64]:
-        """``function`` of θ and the rows of one matrix."""
+        """Apply ``function`` to θ and the rows of one matrix."""
         tables, targets = self._read(X, y)
         if list(tables) != [ONE]:
             whose = ", client=name" if hasattr(self, "client_weights_") else ""
             raise ValueError(
-                f"Give one matrix here, not {len(tables)} clients: {{name: model.predict(x{whose}) for name, x in "
-                "clients.items()}."
+                f"Give one matrix, not {len(tables)} clients. For all of them: {{name: model.predict(x{whose}) for "
+                "name, x in clients.items()}."
             )
         return self._apply(function, tables[ONE], None if targets is None else targets[ONE], client)
 
@@ -98,7 +99,7 @@ class Scores:
             if len(tables) != len(self.client_names_):
                 raise ValueError(
                     f"Weights are personal: give the {len(self.client_names_)} clients of the fit, not {len(tables)}; "
-                    "or one matrix, with client=NAME for a client's own weights."
+                    "or one matrix, and client=NAME for that client's weights."
                 )
             whose = list(tables) if isinstance(X, Mapping) else list(range(len(tables)))
         values = [
@@ -121,8 +122,8 @@ class Scores:
         lost = np.isnan(found.reshape(len(found), -1)).any(1)
         if lost.any():
             raise ValueError(
-                f"Row {int(lost.argmax())} is so far from the data of the fit that float64 has no number for its "
-                f"density; {int(lost.sum())} of {len(table)} rows are. Look for wrong units, or leave them out."
+                f"Row {int(lost.argmax())} is so far from the data of the fit that float64 can't represent its "
+                f"density; so are {int(lost.sum())} of {len(table)} rows. Check for wrong units, or remove them."
             )
         return found
 
@@ -130,7 +131,7 @@ class Scores:
         if client is None:
             return self._theta
         if not hasattr(self, "client_weights_"):
-            raise ValueError("All clients have the same weights here: leave client away, or fit with personal_weights.")
+            raise ValueError("All clients have the same weights: omit client, or fit with personal_weights=True.")
         names = self.client_names_
         index = names.index(str(client)) if str(client) in names else whole(client)  # a name may be a number
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(names):

@@ -1,4 +1,4 @@
-"""What ``archipel em`` prints and writes of a fitted model."""
+"""The tables and files that ``archipel em`` makes of a fitted model."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from archipel.em.client_files import Matrix
 from archipel.em.factor_estimator import FederatedFactorModel
 
 SHOWN = 8
-"""Columns of parameters that a table has room for; files have all."""
+"""The most columns of parameters that a table shows; files have all."""
 ROWS = 30
-"""Clients that a table has room for."""
+"""The most clients that a table shows."""
 
 Targets = dict[str, Matrix] | None
 
@@ -25,7 +25,7 @@ Targets = dict[str, Matrix] | None
 def record_of(
     model: Any, tables: dict[str, Matrix], targets: Targets, columns: tuple[str, ...], tried: Any
 ) -> dict[str, Any]:
-    """All that is known of a fit, in JSON's types."""
+    """Return the record of a fit in JSON's types."""
     n = sum(map(len, tables.values()))
     return {
         "model": type(model).__name__,
@@ -50,7 +50,7 @@ def record_of(
 def fitted_table(
     model: Any, tables: dict[str, Matrix], targets: Targets, columns: tuple[str, ...], tried: Any
 ) -> list[Table]:
-    """Tables of the fit, its parameters, its clients, and of the numbers of components that were tried."""
+    """Make tables of the fit, its parameters, its clients, and the numbers of components that were tried."""
     record = record_of(model, tables, targets, columns, tried)
     head = _table("", "")
     facts = {
@@ -79,7 +79,7 @@ def fitted_table(
 
 
 def check_wanted(model: Any, wanted: tuple[str, ...]) -> None:
-    """Raises ValueError for what such a model doesn't have to write."""
+    """Raise ValueError for results that such a model doesn't have."""
     has = ("imputed", "factors") if isinstance(model, FederatedFactorModel) else ("labels", "responsibilities")
     if unknown := [name for name in wanted if name not in has]:
         raise ValueError(f"--write {unknown[0]}: a {type(model).__name__} has {' and '.join(has)} to write.")
@@ -94,7 +94,7 @@ def write_model(
     tried: Any,
     wanted: tuple[str, ...],
 ) -> None:
-    """Writes ``model.safetensors``, ``model.json``, and for every client what was wanted, ``WANTED/CLIENT.csv``."""
+    """Write ``model.safetensors``, ``model.json``, and ``WANTED/CLIENT.csv`` for every wanted result and client."""
     folder.mkdir(parents=True, exist_ok=True)
     values = {name: np.ascontiguousarray(getattr(model, f"{name}_"), np.float64) for name in model.names}
     (folder / "model.safetensors").write_bytes(safetensors.numpy.save(values))
@@ -140,7 +140,7 @@ def _of_client(model: Any, name: str, table: Matrix, targets: Targets) -> dict[s
 
 
 def _components(model: Any, columns: tuple[str, ...]) -> Table:
-    """Components in rows: their weights, and of the parameters the first columns."""
+    """Make a table of components: their weights, and the first columns of one parameter."""
     names = [name for name in model.names if name != "weights" and np.asarray(getattr(model, f"{name}_")).ndim == 2]
     per = names[0]  # means, probabilities, rates or coefs
     values = np.asarray(getattr(model, f"{per}_"))

@@ -1,4 +1,4 @@
-"""Which model ``archipel em`` fits: by the family's name, and with how many components."""
+"""Building the estimator of ``archipel em`` from its options, and choosing the number of components by BIC."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ FAMILIES: dict[str, type[FederatedModel]] = {
 }
 
 
-def build(
+def build_estimator(
     family: str, settings: dict[str, Any], *, covariance: str, noise: str, personal: bool, compress: str | None
 ) -> Any:
-    """The estimator, without its number of components.
+    """Build the estimator, without its number of components.
 
     Raises:
-        ValueError: an unknown family, or settings that it hasn't.
+        ValueError: an unknown family, or settings that it doesn't have.
     """
     if family not in FAMILIES:
         raise ValueError(f"There is no family {family!r}; there are {', '.join(FAMILIES)}.")
@@ -55,13 +55,13 @@ def build(
         settings = settings | {"personal_weights": personal}
     if family == "gaussian":
         settings = settings | {"covariance_type": covariance}
-    return FAMILIES[family](**settings, compressor=compressor(compress))
+    return FAMILIES[family](**settings, compressor=parse_compressor(compress))
 
 
-def compressor(text: str | None) -> Compressor | None:
-    """A compressor from its name and number.
+def parse_compressor(text: str | None) -> Compressor | None:
+    """Make a compressor from its name and number.
 
-    >>> compressor("dithering:4"), compressor(None)
+    >>> parse_compressor("dithering:4"), parse_compressor(None)
     (Dithering(levels=4, norm=2.0), None)
     """
     if text is None:
@@ -75,41 +75,45 @@ def compressor(text: str | None) -> Compressor | None:
     return made[name](int(number))
 
 
-def numbers(text: str) -> list[int]:
-    """Numbers of components.
+def component_counts(text: str) -> list[int]:
+    """Read the range of numbers of components.
 
-    >>> numbers("2:4")
+    >>> component_counts("2:4")
     [2, 3, 4]
     """
     first, colon, last = text.partition(":")
     if not (colon and first.isdigit() and last.isdigit() and 1 <= int(first) <= int(last)):
-        raise ValueError(f"--select is FROM:TO with whole numbers of at least 1, as 1:10; given {text!r}.")
+        raise ValueError(f"--select is FROM:TO with whole numbers of at least 1, such as 1:10; given {text!r}.")
     return list(range(int(first), int(last) + 1))
 
 
-def chosen(
+def select_components(
     model: Any,
     counts: Sequence[int],
     tables: dict[str, Matrix],
     targets: dict[str, Matrix] | None,
     tell: Callable[[str], None],
 ) -> tuple[Any, list[dict[str, Any]]]:
-    """The model with the lowest BIC, fitted, and a record of each number that was tried.
+    """Fit the model with each number of components, and select the one with the lowest BIC.
 
     Args:
         model: an estimator.
         counts: numbers of components.
-        tables, targets: clients' data.
-        tell: is given a line about each fit.
+        tables: clients' examples.
+        targets: clients' targets, for regressions only.
+        tell: called with a line about each fit.
+
+    Returns:
+        The selected model, fitted, and a record of each number that was tried.
 
     Raises:
-        ValueError: more components than examples, or factors than columns; before anything is fitted.
+        ValueError: more components than examples, or more factors than columns; nothing is fitted then.
     """
     factors = isinstance(model, FederatedFactorModel)
     most = next(iter(tables.values())).shape[1] if factors else sum(map(len, tables.values()))
     if max(counts) > most:
         what = ("factors", "columns") if factors else ("components", "examples")
-        raise ValueError(f"{max(counts)} {what[0]} are more than the {most} {what[1]} that there are; ask for fewer.")
+        raise ValueError(f"{max(counts)} {what[0]} are more than the {most} {what[1]}; ask for fewer.")
     best, lowest, tried = None, float("inf"), []
     for count in counts:
         started = time.perf_counter()
