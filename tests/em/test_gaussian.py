@@ -265,7 +265,9 @@ def test_what_cant_be_is_refused():
     with pytest.raises(ValueError, match="covariance must be 'full' or 'tied' or 'diag' or 'spherical'; given 'round'"):
         GaussianMixture(2, 2, "round")
     for centre in ((1.0,), (1.0, float("nan")), 3.0, torch.zeros(2)):
-        with pytest.raises(ValueError, match="centre must be a tuple of 2 finite numbers, one for each dimension; given"):
+        with pytest.raises(
+            ValueError, match="centre must be a tuple of 2 finite numbers, one for each dimension; given"
+        ):
             GaussianMixture(2, 2, centre=centre)
     with pytest.raises(ValueError, match=r"shrinkage is Ridge\(amount\) or InverseWishart.*given 0.1"):
         GaussianMixture(2, 2, shrinkage=0.1)

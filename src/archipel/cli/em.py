@@ -60,8 +60,8 @@ def em(
 ) -> None:
     """Fit a mixture or a factor model to clients' files by federated EM."""
     from archipel.em.client_files import read_files
+    from archipel.em.model_selection import build_estimator, component_counts, select_components
     from archipel.em.output import check_wanted, fitted_table, record_of, write_model
-    from archipel.em.model_selection import build_estimator, select_components, component_counts
 
     logging.getLogger("archipel").setLevel(logging.WARNING)  # which engine runs is no news here
     given: dict[str, float | None] = {"n_init": starts, "max_iter": rounds, "tol": tol}
