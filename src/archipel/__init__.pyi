@@ -28,6 +28,7 @@ from archipel.fit import fit as fit
 from archipel.learning.criteria import CrossEntropy as CrossEntropy
 from archipel.learning.criteria import SquaredError as SquaredError
 from archipel.learning.networks import Network as Network
+from archipel.learning.schedules import Decay as Decay
 from archipel.learning.sgd import SGD as SGD
 from archipel.learning.tasks import Supervised as Supervised
 from archipel.learning.tasks import Whole as Whole

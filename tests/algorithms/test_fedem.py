@@ -25,7 +25,6 @@ from quadratics import ENGINES
 
 from archipel import SGD, Bernoulli, DivergenceError, FedAvg, FedEM, fit
 from archipel.algorithms.parts import mean_field
-from archipel.algorithms.parts.mean_field import Decay
 from archipel.compress import Dithering, Identity, RandK, TopK
 from archipel.core import keys
 from archipel.core.examples import Examples
@@ -33,6 +32,7 @@ from archipel.core.trees import PerClient
 from archipel.engines import Handle, Ledger, Loop
 from archipel.families import GaussianMixture, Ridge
 from archipel.learning.quadratic import Quadratic
+from archipel.learning.schedules import Decay
 
 Q = 4  # statistics of two components
 ROUNDS = 8

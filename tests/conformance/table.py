@@ -51,9 +51,9 @@ from archipel import (
     VRFedEM,
     classification,
 )
-from archipel.algorithms.parts.mean_field import Decay
 from archipel.compress import Dithering, RandK, TopK
 from archipel.families import GaussianMixture
+from archipel.learning.schedules import Decay
 
 NORMALS = {
     "weight": torch.tensor([0.5, 0.5], dtype=torch.float64),

@@ -10,7 +10,6 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import adjusted_rand_score
 from sklearn.mixture import GaussianMixture
 
-from archipel.algorithms.parts.mean_field import Decay
 from archipel.compress import Dithering, RandK
 from archipel.em.estimators import (
     FederatedBernoulliMixture,
@@ -21,6 +20,7 @@ from archipel.em.estimators import (
 )
 from archipel.em.factor_estimator import FederatedFactorModel
 from archipel.families import InverseWishart
+from archipel.learning.schedules import Decay
 
 KINDS = ("full", "tied", "diag", "spherical")
 MEANS = np.array([[-3.0, 0.0], [3.0, 1.0], [0.0, 4.0]])

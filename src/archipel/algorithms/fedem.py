@@ -51,7 +51,7 @@ class FedEM(Algorithm):
         start: θ_0, parameters of the family; or a function ``(clients, key) → θ_0``.
         compressor: Quant, unbiased; ``Identity()`` sends statistics as they are.
         rate: γ, above 0; or a function of the round's number (from 0), as
-            :class:`archipel.algorithms.parts.mean_field.Decay`.
+            :class:`archipel.learning.schedules.Decay`.
         alpha: α, above 0; ``None``: 1/(1 + ω).
         batch: b, examples that each client draws a round; ``None``: all of them.
         replacement: draw minibatches with replacement.

@@ -18,7 +18,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 
 from archipel.algorithms.fedem import FedEM
-from archipel.algorithms.parts.mean_field import Decay, Rate, Start
+from archipel.algorithms.parts.mean_field import Rate, Start
 from archipel.algorithms.personal_fedem import PersonalFedEM
 from archipel.compress.compressor import Compressor, Identity
 from archipel.core import checks
@@ -28,6 +28,7 @@ from archipel.em.fitting import Convergence, Criterion, follow
 from archipel.em.inputs import check_domain, federation_of, read, read_targets, whole
 from archipel.em.scoring import Scoring
 from archipel.families.family import Family
+from archipel.learning.schedules import Decay
 
 NOISY_RATE = Decay(0.5)
 """The default γ if compression, minibatches or partial participation make rounds random."""

@@ -14,7 +14,6 @@ FedEM and VR-FedEM differ in how a client estimates s̄_i(T(Ŝ)). The rest is he
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
@@ -31,31 +30,6 @@ from archipel.families.family import Family
 Memory = Literal["start", "zero", "off"]
 Rate = float | Callable[[int], float]
 Start = Tree | Callable[[Clients, Tensor], Tree]
-
-
-@dataclass(frozen=True)
-class Decay:
-    """Steps γ_k = γ (1 + k/τ)^(−a), k = 0, 1, …: what stochastic approximation needs to end at a root despite noise.
-
-    Args:
-        rate: γ, above 0.
-        power: a, above 0; in (½, 1] the noise is averaged away and the steps still add up to infinity.
-        delay: τ, above 0: about as many rounds the step stays near γ.
-
-    >>> schedule = Decay(rate=1.0, power=1.0, delay=10)
-    >>> schedule(0), schedule(10)
-    (1.0, 0.5)
-    """
-
-    rate: float = 1.0
-    power: float = 0.6
-    delay: float = 10.0
-
-    def __post_init__(self) -> None:
-        checks.above_zero("Decay", rate=self.rate, power=self.power, delay=self.delay)
-
-    def __call__(self, round: int) -> float:
-        return float(self.rate * (1 + round / self.delay) ** -self.power)
 
 
 class MovesStatistics(Protocol):
