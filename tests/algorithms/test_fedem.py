@@ -24,7 +24,6 @@ from poissons import (
 from quadratics import ENGINES
 
 from archipel import SGD, Bernoulli, DivergenceError, FedAvg, FedEM, fit
-from archipel.algorithms.parts import mean_field
 from archipel.compress import Dithering, Identity, RandK, TopK
 from archipel.core import keys
 from archipel.core.examples import Examples
@@ -57,9 +56,9 @@ class Recorder:
         if moment.round < self.first:
             return
         self.servers.append(moment.server)
-        field = vector(mean_field.field(moment.algorithm, moment.server, moment.clients))
+        field = vector(moment.algorithm.field(moment.server, moment.clients))
         self.stationarity.append(float(field @ field))
-        self.objective.append(mean_field.objective(moment.algorithm, moment.server, moment.clients))
+        self.objective.append(moment.algorithm.objective(moment.server, moment.clients))
 
 
 def recorded(algorithm, islands, rounds, last=None, **settings):
@@ -338,13 +337,13 @@ def test_minibatches_are_uniform_and_don_t_see_padding(replacement):
     columns = {"x": torch.arange(padded)[:, None]}
     examples = Examples(columns, torch.tensor(n), n)
     cut = Examples({"x": columns["x"][:n]}, torch.tensor(n), n)
-    drawn = []
+    algorithm, drawn = FedEM(Poissons(), START, batch=b, replacement=replacement), []
     for seed in range(1000):
-        rows, mask = mean_field.minibatch(examples, keys.key(seed), b, replacement)
+        rows, mask = algorithm.minibatch(examples, keys.key(seed))
         assert mask.all()
         drawn.append(tuple(rows["x"][:, 0].tolist()))
         if seed < 20:
-            assert torch.equal(rows["x"], mean_field.minibatch(cut, keys.key(seed), b, replacement)[0]["x"])
+            assert torch.equal(rows["x"], algorithm.minibatch(cut, keys.key(seed))[0]["x"])
     found = np.zeros((n, n))
     np.add.at(found, tuple(np.array(drawn).T), 1)
     expected = np.full((n, n), 1000 / 25) if replacement else np.where(np.eye(n), 0, 1000 / 20)
@@ -355,9 +354,9 @@ def test_minibatches_are_uniform_and_don_t_see_padding(replacement):
 
 def test_a_client_with_fewer_examples_than_a_batch_uses_all_it_has():
     examples = Examples({"x": torch.arange(7)[:, None]}, torch.tensor(3), 3)
-    rows, mask = mean_field.minibatch(examples, keys.key(0), 5, False)
+    rows, mask = FedEM(Poissons(), START, batch=5).minibatch(examples, keys.key(0))
     assert sorted(rows["x"][mask, 0].tolist()) == [0, 1, 2]
-    everything, mask = mean_field.minibatch(examples, keys.key(0), None, False)
+    everything, mask = FedEM(Poissons(), START).minibatch(examples, keys.key(0))
     assert everything["x"][mask, 0].tolist() == [0, 1, 2]
 
 
@@ -445,7 +444,7 @@ def test_a_start_may_be_a_strategy():
     [
         ({"rate": 0.0}, "FedEM's rate must be above 0 and finite; given 0.0"),
         ({"alpha": -1.0}, "FedEM's alpha must be above 0 and finite; given -1.0"),
-        ({"alpha": 0.5, "memory": "off"}, "alpha moves the memories, which memory='off' doesn't keep"),
+        ({"alpha": 0.5, "memory": "off"}, "alpha moves the memories, and memory='off' keeps none"),
         ({"memory": True}, "FedEM's memory must be 'start' or 'zero' or 'off'; given True"),
         ({"batch": 0}, "FedEM's batch must be a whole number of at least 1; given 0"),
         ({"participation": 0.0}, r"share of clients that take part on average, in \(0, 1\].*given 0.0"),

@@ -7,7 +7,6 @@ from poissons import SIZES, START, Poissons, counts, em, expect, federation, max
 from quadratics import ENGINES, cohorts
 
 from archipel import Bernoulli, FedEM, Full, Sample, VRFedEM, fit
-from archipel.algorithms.parts import mean_field
 from archipel.compress import Dithering, RandK, TopK
 from archipel.core import keys
 from archipel.core.examples import Examples
@@ -21,7 +20,8 @@ RHO = np.array(SIZES) / sum(SIZES)
 def drawn(part, client, t, batch, replacement):
     """The rows of a minibatch: which of a client's counts are drawn in a round."""
     key = keys.fold(keys.fold(keys.key(0), "round", t), client)
-    rows, mask = mean_field.minibatch(Examples.of({"x": torch.tensor(part)[:, None]}), key, batch, replacement)
+    drawing = VRFedEM(Poissons(), START, batch=batch, inner=1, replacement=replacement)
+    rows, mask = drawing.minibatch(Examples.of({"x": torch.tensor(part)[:, None]}), key)
     return rows["x"][mask, 0].numpy()
 
 
@@ -116,7 +116,7 @@ def stationarity(algorithm, islands, rounds, last):
 
     def note(moment):
         if moment.round > rounds - last:
-            h = vector(mean_field.field(algorithm, moment.server, moment.clients))
+            h = vector(algorithm.field(moment.server, moment.clients))
             found.append(float(h @ h))
 
     fit(algorithm, islands, rounds=rounds, callbacks=[note], engine=Loop)

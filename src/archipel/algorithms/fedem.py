@@ -8,18 +8,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from archipel.algorithm import Algorithm, Clients, Info
-from archipel.algorithms.parts import mean_field
-from archipel.algorithms.parts.mean_field import Memory, Rate, Start
-from archipel.compress.compressor import Compressor, Identity
-from archipel.core import checks
+from archipel.algorithm import Clients, Info
+from archipel.algorithms.parts.mean_field import MeanFieldEM
 from archipel.core.examples import ClientData
 from archipel.core.trees import Tree
-from archipel.families.family import Family
 
 
 @dataclass(frozen=True, eq=False)
-class FedEM(Algorithm):
+class FedEM(MeanFieldEM):
     """Federated expectation-maximisation: a latent-variable model of all clients' data, from compressed statistics.
 
     It minimises F(θ) = −Σ_i ρ_i (mean log-likelihood of client i) + R(θ), ρ_i = n_i/n: the penalised likelihood of the
@@ -77,44 +73,11 @@ class FedEM(Algorithm):
     (tensor([0.3333, 0.6667], dtype=torch.float64), [-5, 5])
     """
 
-    family: Family
-    start: Start
-    compressor: Compressor = Identity()
-    rate: Rate = 1.0
-    alpha: float | None = None
-    batch: int | None = None
-    replacement: bool = False
-    memory: Memory = "start"
-    participation: float | None = None
-
-    def __post_init__(self) -> None:
-        mean_field.check(self)
-        if self.batch is not None:
-            checks.positive_int("FedEM", batch=self.batch)
-
-    def init_server(self, clients: Clients, key: Tensor) -> Tree:
-        return mean_field.begin(self, clients, key)
-
-    def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
-        server = message["server"]
-        estimate = mean_field.expected(self, server["theta"], data) if self.memory == "start" else {}
-        return mean_field.enrolled(self, server["statistics"], estimate)
-
     def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
-        server, info = mean_field.move(self, self.difference, server, clients, key)
-        passes = 3 if self.memory == "start" else 1  # for Ŝ_0, for V_0, and for the V_{0,i} at the clients
-        return server, info | {"expectations": mean_field.expectations(clients, self.batch, self.replacement, passes)}
+        server, info = self.move(self.difference, server, clients, key)
+        return server, info | {"expectations": self.expectations(clients, self.batch)}
 
     def difference(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """S_i from the client's examples, and how it differs from what the server knows."""
-        batch, mask = mean_field.minibatch(data.train, key, self.batch, self.replacement)
-        estimate = self.family.statistics(message["theta"], batch, mask)
-        return mean_field.tell(self, client, message["statistics"], estimate, key)
-
-    def expect(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """s̄_i(θ) over all the client's examples."""
-        return client, mean_field.expected(self, message["theta"], data)
-
-    def score(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """The mean log-likelihood of the client's examples at θ."""
-        return client, {"log_likelihood": mean_field.mean_log_likelihood(self, message["theta"], data)}
+        """Estimate S_i from the client's examples, and tell the server how it differs from what it knows."""
+        batch, mask = self.minibatch(data.train, key)
+        return self.tell(client, message, self.family.statistics(message["theta"], batch, mask), key)

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from archipel.algorithm import Algorithm, Clients, Info
-from archipel.algorithms.parts import mean_field
-from archipel.algorithms.parts.mean_field import Memory, Rate, Start
-from archipel.compress.compressor import Compressor, Identity
+from archipel.algorithm import Clients, Info
+from archipel.algorithms.parts.mean_field import MeanFieldEM
 from archipel.core import checks
 from archipel.core.examples import ClientData
 from archipel.core.trees import Tree
@@ -19,7 +17,7 @@ from archipel.families.mixture import Mixture
 
 
 @dataclass(frozen=True, eq=False)
-class PersonalFedEM(Algorithm):
+class PersonalFedEM(MeanFieldEM):
     """Federated EM of a mixture whose weights are personal: client i's examples come from Σ_k π_ik p(y; θ_k).
 
     It minimises F(θ, π_1, …, π_m) = −Σ_i ρ_i (mean log-likelihood of client i at θ, π_i) + R(θ) − Σ_ik a log π_ik/nK,
@@ -64,64 +62,37 @@ class PersonalFedEM(Algorithm):
     """
 
     family: Mixture
-    start: Start
-    compressor: Compressor = Identity()
-    rate: Rate = 1.0
-    alpha: float | None = None
-    batch: int | None = None
-    replacement: bool = False
-    memory: Memory = "start"
-    participation: float | None = None
     pseudo_count: float = 1.0
 
     def __post_init__(self) -> None:
-        mean_field.check(self)
+        super().__post_init__()
         if not isinstance(self.family, Mixture):
             raise ValueError(
                 "PersonalFedEM's family is a mixture, such as GaussianMixture(components, dimension), whose weights "
                 f"can be personal; given {checks.kind_of(self.family)}."
             )
         checks.at_least_zero("PersonalFedEM", pseudo_count=self.pseudo_count)
-        if self.batch is not None:
-            checks.positive_int("PersonalFedEM", batch=self.batch)
-
-    def init_server(self, clients: Clients, key: Tensor) -> Tree:
-        return mean_field.begin(self, clients, key)
 
     def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
-        server = message["server"]
-        estimate = mean_field.expected(self, server["theta"], data) if self.memory == "start" else {}
-        return mean_field.enrolled(self, server["statistics"], estimate) | {"weight": server["theta"]["weight"]}
+        return super().init_client(message, data, key) | {"weight": message["server"]["theta"]["weight"]}
 
     def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
-        server, info = mean_field.move(self, self.difference, server, clients, key)
-        passes = 3 if self.memory == "start" else 1
-        return server, info | {"expectations": mean_field.expectations(clients, self.batch, self.replacement, passes)}
+        server, info = self.move(self.difference, server, clients, key)
+        return server, info | {"expectations": self.expectations(clients, self.batch)}
 
     def difference(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """S_i and the client's new weights from its examples, and how S_i differs from what the server knows."""
-        batch, mask = mean_field.minibatch(data.train, key, self.batch, self.replacement)
-        estimate = self.family.statistics(_own(client, message["theta"]), batch, mask)
+        """Estimate S_i at (θ, π_i), move π_i, and tell the server how S_i differs from what it knows."""
+        batch, mask = self.minibatch(data.train, key)
+        estimate = self.family.statistics(self.own(client, message["theta"]), batch, mask)
         n, a = data.train.count, self.pseudo_count
         best = (n * estimate["weight"] + a / self.family.components) / (n + a)
         weight = client["weight"] + (mask.sum() / n).clamp(max=1) * (best - client["weight"])
-        return mean_field.tell(self, client | {"weight": weight}, message["statistics"], estimate, key)
+        return self.tell(client | {"weight": weight}, message, estimate, key)
 
-    def expect(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """s̄_i(θ, π_i) over all the client's examples."""
-        return client, mean_field.expected(self, _own(client, message["theta"]), data)
-
-    def score(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """The mean log-likelihood of the client's examples at (θ, π_i)."""
-        value = mean_field.mean_log_likelihood(self, _own(client, message["theta"]), data)
-        return client, {"log_likelihood": value}
+    def own(self, client: Tree, theta: Tree) -> Tree:
+        """θ with the client's weights; before it is enrolled, with everybody's."""
+        return theta | {"weight": client.get("weight", theta["weight"])}
 
     def weights(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """π_i, for evaluations."""
+        """Reply π_i, for evaluations."""
         return client, client["weight"]
-
-
-def _own(client: Tree, theta: Tree) -> Tree:
-    """θ with the client's weights; before it is enrolled, with everybody's."""
-    own: Tree = theta | {"weight": client.get("weight", theta["weight"])}
-    return own

@@ -4,23 +4,20 @@ reduction. NeurIPS 2021.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from archipel.algorithm import Algorithm, Clients, Info
-from archipel.algorithms.parts import mean_field
-from archipel.algorithms.parts.mean_field import Memory, Rate, Start
-from archipel.compress.compressor import Compressor, Identity
+from archipel.algorithm import Clients, Info
+from archipel.algorithms.parts.mean_field import MeanFieldEM
 from archipel.core import checks
 from archipel.core.examples import ClientData
 from archipel.core.trees import Tree, add
-from archipel.families.family import Family
 
 
 @dataclass(frozen=True, eq=False)
-class VRFedEM(Algorithm):
+class VRFedEM(MeanFieldEM):
     """Federated EM with SPIDER's variance reduction: minibatches whose noise goes to zero with the steps.
 
     As :class:`FedEM`, but a client's estimate of s̄_i(T(Ŝ)) is kept and corrected from step to step (Algorithm 2). An
@@ -73,66 +70,44 @@ class VRFedEM(Algorithm):
     (tensor([0.3333, 0.6667], dtype=torch.float64), [240, 20, 20, 20, 60, 20, 20, 20])
     """
 
-    family: Family
-    start: Start
-    batch: int
-    inner: int
-    compressor: Compressor = Identity()
-    rate: Rate = 1.0
-    alpha: float | None = None
-    replacement: bool = False
-    memory: Memory = "start"
-    participation: float | None = None
+    batch: int = field(kw_only=True)
+    inner: int = field(kw_only=True)
 
     def __post_init__(self) -> None:
-        mean_field.check(self)
+        super().__post_init__()
         checks.positive_int("VRFedEM", batch=self.batch, inner=self.inner)
 
     def init_server(self, clients: Clients, key: Tensor) -> Tree:
         zero = torch.zeros((), dtype=torch.int64)
-        return mean_field.begin(self, clients, key) | {"outer": zero, "inner": zero}
+        return super().init_server(clients, key) | {"outer": zero, "inner": zero}
 
     def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
-        server = message["server"]
-        estimate = mean_field.expected(self, server["theta"], data)
-        return mean_field.enrolled(self, server["statistics"], estimate) | {
-            "estimate": estimate,
-            "theta": server["theta"],
-        }
+        estimate = self.expected(message["server"]["theta"], data)
+        memory = self._first_memory(message["server"]["statistics"], estimate if self.memory == "start" else None)
+        return memory | {"estimate": estimate, "theta": message["server"]["theta"]}
 
     def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
         place = int(server["inner"])
-        step = self.correct if place else self.refresh
-        server, info = mean_field.move(self, step, server, clients, key)
+        if place:
+            step, expectations = self.correct, 2 * self.expectations(clients, self.batch)
+        else:
+            step, expectations = self.refresh, self.expectations(clients, None)
+        server, info = self.move(step, server, clients, key)
         ended = int(place + 1 == self.inner)
         loops = {"outer": server["outer"] + ended, "inner": torch.tensor((place + 1) * (1 - ended))}
-        return server | loops, info | {"inner": place, "expectations": self._expectations(clients, place)}
+        return server | loops, info | {"inner": place, "expectations": expectations}
 
-    def _expectations(self, clients: Clients, place: int) -> int:
-        if place:
-            return 2 * mean_field.expectations(clients, self.batch, self.replacement, 0)
-        passes = 3 if self.memory == "start" else 2  # for Ŝ_0, for V_0, and for the S_i at the clients
-        return mean_field.expectations(clients, None, False, passes)
+    def _first_passes(self) -> int:
+        return 3 if self.memory == "start" else 2  # for Ŝ_0, for V_0, and for the S_i at the clients
 
     def refresh(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """S_i from all the client's examples."""
-        estimate = mean_field.expected(self, message["theta"], data)
-        return self._tell(client, message, estimate, key)
+        """Compute S_i from all the client's examples."""
+        estimate = self.expected(message["theta"], data)
+        return self.tell(client | {"estimate": estimate, "theta": message["theta"]}, message, estimate, key)
 
     def correct(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """S_i corrected by what a minibatch says of the way from where it stands to the server's parameters."""
-        batch, mask = mean_field.minibatch(data.train, key, self.batch, self.replacement)
+        """Correct S_i by a minibatch: its statistics at the server's θ minus those at the θ that S_i belongs to."""
+        batch, mask = self.minibatch(data.train, key)
         here, there = (self.family.statistics(theta, batch, mask) for theta in (message["theta"], client["theta"]))
-        return self._tell(client, message, add(client["estimate"], add(here, there, -1.0)), key)
-
-    def _tell(self, client: Tree, message: Tree, estimate: Tree, key: Tensor) -> tuple[Tree, Tree]:
-        client = client | {"estimate": estimate, "theta": message["theta"]}
-        return mean_field.tell(self, client, message["statistics"], estimate, key)
-
-    def expect(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """s̄_i(θ) over all the client's examples."""
-        return client, mean_field.expected(self, message["theta"], data)
-
-    def score(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """The mean log-likelihood of the client's examples at θ."""
-        return client, {"log_likelihood": mean_field.mean_log_likelihood(self, message["theta"], data)}
+        estimate = add(client["estimate"], add(here, there, -1.0))
+        return self.tell(client | {"estimate": estimate, "theta": message["theta"]}, message, estimate, key)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from archipel.algorithm import DivergenceError, NoReplyError
 from archipel.algorithms.fedem import FedEM
-from archipel.algorithms.parts import mean_field
 from archipel.algorithms.personal_fedem import PersonalFedEM
 from archipel.core import keys
 from archipel.core.sampling import Cohort
@@ -77,7 +76,8 @@ def log_likelihood(moment: Moment) -> float:
     """Return the mean log-likelihood of all clients' examples: a number from each, which the traffic doesn't count."""
     algorithm: Any = moment.algorithm
     penalty = float(algorithm.family.penalty(moment.server["theta"]))
-    return penalty - mean_field.objective(algorithm, moment.server, moment.clients)
+    objective: float = algorithm.objective(moment.server, moment.clients)
+    return penalty - objective
 
 
 def settled(values: Sequence[float], tol: float, window: int) -> bool:

@@ -1,26 +1,24 @@
-"""What federated EM's algorithms have in common: steps along a mean field, from compressed differences.
+"""The base of federated EM in the space of statistics: steps along a mean field, from compressed differences.
 
-EM in the expectation space looks for a root of the mean field h(s) = s̄(T(s)) − s, s̄ being the expected complete-data
-statistics and T the M-step. Here n_i is the number of examples of client i and ρ_i = n_i/Σ n_i; with weights ρ_i,
+The derivation is in docs/methods/federated-em.md. Client i holds n_i examples and has the weight ρ_i = n_i/Σ n_i.
+Statistics are means over examples, so that ρ-weighted means over clients are statistics of the pooled data:
 
-    F(θ) = Σ_i ρ_i L_i(θ) + R(θ),  s̄ = Σ_i ρ_i s̄_i,  h = Σ_i ρ_i h_i  with  h_i(s) = s̄_i(T(s)) − s,
+    s̄ = Σ_i ρ_i s̄_i,    h = Σ_i ρ_i h_i    with    h_i(s) = s̄_i(T(s)) − s.
 
-belong to the data of all clients pooled, whoever holds how much of them: statistics are means over examples, so that
-means weighted by ρ are pooled ones. The paper has n clients of m examples each, and 1/n in the place of ρ_i.
-
-FedEM and VR-FedEM differ in how a client estimates s̄_i(T(Ŝ)). The rest is here, as functions of the algorithm.
+EM looks for a root of the mean field h; s̄ are the expected complete-data statistics, and T is the M-step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, Protocol
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from archipel.algorithm import Clients, DivergenceError, Info, NoReplyError, Step
-from archipel.compress.compressor import Compressor
+from archipel.algorithm import Algorithm, Clients, DivergenceError, Info, NoReplyError, Step
+from archipel.compress.compressor import Compressor, Identity
 from archipel.core import checks, keys
 from archipel.core.examples import ClientData, Examples
 from archipel.core.trees import Tree, add, leaves, norm, tree_map, zeros_like
@@ -32,79 +30,229 @@ Rate = float | Callable[[int], float]
 Start = Tree | Callable[[Clients, Tensor], Tree]
 
 
-class MovesStatistics(Protocol):
-    """An algorithm as the functions here see it."""
+@dataclass(frozen=True, eq=False)
+class MeanFieldEM(Algorithm):
+    """Settings, states and the server's half of a round; a method adds how its clients estimate s̄_i(T(Ŝ)).
 
-    @property
-    def family(self) -> Family: ...
+    The server holds ``{"statistics": Ŝ, "theta": T(Ŝ), "projected", "memory": V}``, a client ``{"memory": V_i}``.
 
-    @property
-    def start(self) -> Start: ...
+    Args:
+        family: the model: its statistics s̄, its M-step T, its penalty R.
+        start: θ_0, parameters of the family; or a function ``(clients, key) → θ_0``.
+        compressor: Quant, unbiased; ``Identity()`` sends statistics as they are.
+        rate: γ, above 0; or a function of the round's number (from 0), such as
+            :class:`archipel.learning.schedules.Decay`.
+        alpha: α, above 0; ``None``: 1/(1 + ω).
+        batch: b, examples that each client draws a round; ``None``: all of them.
+        replacement: draw minibatches with replacement.
+        memory: V_{0,i}: ``"start"`` for h_i(Ŝ_0), ``"zero"``; or ``"off"``: no memories, V = 0 in all rounds.
+        participation: p, the share of clients that take part on average (of :class:`archipel.Bernoulli` cohorts);
+            ``None``: the share that the round's cohort has, which is p for cohorts of a fixed size. Cohorts must be
+            drawn uniformly, because H weights clients by their examples already.
 
-    @property
-    def compressor(self) -> Compressor: ...
+    Raises:
+        ValueError: a setting out of its range, or a biased compressor.
+        TypeError: a family, start or compressor of another type.
+    """
 
-    @property
-    def rate(self) -> Rate: ...
+    family: Family
+    start: Start
+    compressor: Compressor = Identity()
+    rate: Rate = 1.0
+    alpha: float | None = None
+    batch: int | None = None
+    replacement: bool = False
+    memory: Memory = "start"
+    participation: float | None = None
 
-    @property
-    def alpha(self) -> float | None: ...
+    def __post_init__(self) -> None:
+        owner = type(self).__name__
+        if not hasattr(self.family, "statistics") or isinstance(self.family, type):
+            raise TypeError(
+                f"{owner}'s family is a model such as GaussianMixture(components, dimension) of archipel.families; "
+                f"given {checks.kind_of(self.family)}."
+            )
+        if isinstance(self.start, dict):
+            _check_start(owner, self.start)
+        elif not callable(self.start):
+            raise TypeError(
+                f"{owner}'s start is a dict of the family's parameters, or a function (clients, key) → such a dict; "
+                f"given {checks.kind_of(self.start)}."
+            )
+        if not hasattr(self.compressor, "unbiased") or isinstance(self.compressor, type):
+            raise TypeError(
+                f"{owner}'s compressor is Identity() or another of archipel.compress, such as Dithering(levels=4); "
+                f"given {checks.kind_of(self.compressor)}."
+            )
+        if not self.compressor.unbiased:
+            raise ValueError(
+                f"{owner} needs an unbiased compressor, whose errors average out over clients and rounds; "
+                f"{type(self.compressor).__name__} is biased. Identity, Dithering, QSGD, BlockQuantisation, Natural "
+                "and RandK are unbiased."
+            )
+        checks.one_of(owner, "memory", self.memory, "start", "zero", "off")
+        if not callable(self.rate):
+            checks.above_zero(owner, rate=self.rate)
+        if self.batch is not None:
+            checks.positive_int(owner, batch=self.batch)
+        if self.alpha is not None:
+            checks.above_zero(owner, alpha=self.alpha)
+            if self.memory == "off":
+                raise ValueError(
+                    f"{owner}'s alpha moves the memories, and memory='off' keeps none: leave one of them out."
+                )
+        if self.participation is not None:
+            checks.number(owner, participation=self.participation)
+            if not 0 < self.participation <= 1:
+                raise ValueError(
+                    f"{owner}'s participation is the share of clients that take part on average, in (0, 1], or None "
+                    f"for the share that each round's cohort has; given {self.participation}."
+                )
 
-    @property
-    def memory(self) -> Memory: ...
+    # The server
 
-    @property
-    def participation(self) -> float | None: ...
+    def init_server(self, clients: Clients, key: Tensor) -> Tree:
+        """Return Ŝ_0 = s̄(θ_0), T(Ŝ_0) and V_0 = Σ ρ_i V_{0,i}; replies come from everybody, uncompressed."""
+        theta = self._theta_0(clients, key)
+        try:
+            pooled = clients.everyone.mean(self.expect, {"theta": theta}, key)
+        except (KeyError, IndexError, RuntimeError) as error:
+            if callable(self.start) or isinstance(error, DivergenceError | NoReplyError):
+                raise
+            shapes = ", ".join(f"{name} {tuple(t.shape)}" for name, t in theta.items()) or "nothing"
+            raise ValueError(
+                f"{type(self).__name__}'s start has {shapes}, which doesn't fit the parameters of a "
+                f"{type(self.family).__name__}; its documentation has their names and shapes. ({error})"
+            ) from error
+        statistics, outside = self.family.project(pooled)
+        theta = self.family.maximise(statistics)
+        server = {"statistics": statistics, "theta": theta, "projected": outside.to(torch.int64)}
+        mean = clients.everyone.mean(self.expect, {"theta": theta}, key) if self.memory == "start" else None
+        return server | self._first_memory(statistics, mean)
+
+    def _theta_0(self, clients: Clients, key: Tensor) -> Tree:
+        if callable(self.start):
+            return self.start(clients, keys.fold(key, "start"))
+        return tree_map(lambda t: t.to(torch.float64), self.start)
+
+    def _first_memory(self, statistics: Tree, estimate: Tree | None) -> Tree:
+        """``{"memory": h(Ŝ_0)}`` from an estimate of s̄(T(Ŝ_0)), or zero; ``{}`` where there are no memories."""
+        if self.memory == "off":
+            return {}
+        return {"memory": zeros_like(statistics) if estimate is None else add(estimate, statistics, -1.0)}
+
+    def move(self, step: Step, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
+        """Take one step along the field, from the compressed differences that ``step`` returns at the cohort.
+
+        H = V + p⁻¹ Σ_{i∈A} ρ_i Quant(Δ_i); Ŝ ← Ŝ + γ H; V ← V + α Σ_{i∈A} ρ_i Quant(Δ_i). If nobody is drawn, both
+        sums are empty and H = V. A point outside of T's domain is projected, and counted.
+        """
+        statistics, memory = server["statistics"], server.get("memory", zeros_like(server["statistics"]))
+        total = zeros_like(statistics)
+        if len(clients.ids):
+            message = {"theta": server["theta"], "statistics": statistics}
+            found: Tensor = clients.sum(step, message, key)["difference"]
+            total = _tree(found / clients.sizes.sum(), statistics)
+        p = self.participation or max(len(clients.ids), 1) / clients.population
+        H = add(memory, total, 1 / p)
+        rate = self.rate(clients.round) if callable(self.rate) else self.rate
+        checks.above_zero(type(self).__name__, **{f"rate in round {clients.round}": rate})
+        statistics, outside = self.family.project(add(statistics, H, rate))
+        new = {
+            "statistics": statistics,
+            "theta": self.family.maximise(statistics),
+            "projected": server["projected"] + outside,
+        }
+        if self.memory != "off":
+            new["memory"] = add(memory, total, self._alpha(statistics))
+        return server | new, {"field": float(norm(H)) ** 2, "projected": int(new["projected"])}
+
+    def expectations(self, clients: Clients, batch: int | None) -> int:
+        """Count the E[s(y, z) | y; θ] of the cohort; in the first round also those of the start."""
+        held = clients.sizes[clients.ids]
+        first = 0 if clients.round else self._first_passes() * int(clients.sizes.sum())
+        if batch is None:
+            return first + int(held.sum())
+        return first + (batch * len(held) if self.replacement else int(held.clamp(max=batch).sum()))
+
+    def _first_passes(self) -> int:
+        """Passes over all data before the first round: for Ŝ_0, for V_0, and for the V_{0,i} at the clients."""
+        return 3 if self.memory == "start" else 1
+
+    def _alpha(self, statistics: Tree) -> float:
+        """α, by default 1/(1 + ω) with the ω of vectors of this many statistics."""
+        if self.alpha is not None:
+            return self.alpha
+        return 1 / (1 + self.compressor.omega(sum(t.numel() for t in leaves(statistics))))
+
+    # The clients
+
+    def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
+        server = message["server"]
+        estimate = self.expected(server["theta"], data) if self.memory == "start" else None
+        return self._first_memory(server["statistics"], estimate)
+
+    def own(self, client: Tree, theta: Tree) -> Tree:
+        """θ as this client has it: with its own mixing weights, where a method has personal ones."""
+        return theta
+
+    def tell(self, client: Tree, message: Tree, estimate: Tree, key: Tensor) -> tuple[Tree, Tree]:
+        """Send Quant(Δ) with Δ = S − Ŝ − V_i, S being the client's estimate; V_i ← V_i + α Quant(Δ)."""
+        statistics = message["statistics"]
+        delta = add(estimate, statistics, -1.0)
+        if self.memory != "off":
+            delta = add(delta, client["memory"], -1.0)
+        sent = self.compressor(_vector(delta), keys.fold(key, "quantise"))
+        if self.memory != "off":
+            moved = add(client["memory"], _tree(sent.decode(), statistics), self._alpha(statistics))
+            client = client | {"memory": moved}
+        return client, {"difference": sent}
+
+    def minibatch(self, examples: Examples, key: Tensor) -> tuple[Tree, Tensor]:
+        """Draw b examples, and say which rows count: a client that holds fewer takes all it has."""
+        if self.batch is None:
+            return examples.columns, examples.mask
+        if self.replacement:  # b, from however few there are
+            u = keys.uniform(keys.fold(key, "batch"), self.batch, dtype=torch.float64)
+            return examples.take((u * examples.count).to(torch.int64)), torch.ones_like(u, dtype=torch.bool)
+        size = min(self.batch, examples.length)
+        rows = keys.permutation(keys.fold(key, "batch"), examples.length, examples.count)[:size]
+        return examples.take(rows), torch.arange(size, device=key.device) < examples.count
+
+    def expected(self, theta: Tree, data: ClientData) -> Tree:
+        """s̄_i(θ) over all the client's examples.
+
+        Raises:
+            ValueError: data that the family has no density for. (Values can't be read under vmap; there the engine
+                reports statistics that aren't finite.)
+        """
+        if not inside_vmap():
+            self.family.check(data.train.columns)
+        return self.family.statistics(theta, data.train.columns, data.train.mask)
 
     def expect(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """A step: s̄_i(θ) over all the client's examples."""
+        """Reply s̄_i(θ), over all the client's examples."""
+        return client, self.expected(self.own(client, message["theta"]), data)
 
     def score(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """A step: the mean log-likelihood of the client's examples at θ."""
+        """Reply the mean log-likelihood of the client's examples at θ."""
+        values = self.family.log_likelihood(self.own(client, message["theta"]), data.train.columns)
+        # where, not a product: padding may hold anything, and 0 · NaN is NaN
+        return client, {"log_likelihood": torch.where(data.train.mask, values, 0.0).sum() / data.train.count}
 
+    # For callbacks: evaluations on all data, which change no state and count as no traffic
 
-def check(algorithm: MovesStatistics) -> None:
-    """Raises ValueError or TypeError for settings that can't be."""
-    owner = type(algorithm).__name__
-    if not hasattr(algorithm.family, "statistics") or isinstance(algorithm.family, type):
-        raise TypeError(
-            f"{owner}'s family is a model such as GaussianMixture(components, dimension) of archipel.em; given "
-            f"{checks.kind_of(algorithm.family)}."
-        )
-    if not callable(algorithm.start) and not isinstance(algorithm.start, dict):
-        raise TypeError(
-            f"{owner}'s start is a dict of the family's parameters, or a function (clients, key) → such a dict; given "
-            f"{checks.kind_of(algorithm.start)}."
-        )
-    if isinstance(algorithm.start, dict):
-        _check_start(owner, algorithm.start)
-    if not hasattr(algorithm.compressor, "unbiased") or isinstance(algorithm.compressor, type):
-        raise TypeError(
-            f"{owner}'s compressor is Identity() or another of archipel.compress, such as Dithering(levels=4); given "
-            f"{checks.kind_of(algorithm.compressor)}."
-        )
-    if not algorithm.compressor.unbiased:
-        raise ValueError(
-            f"{owner} needs an unbiased compressor, whose errors the mean over clients and rounds takes away; "
-            f"{type(algorithm.compressor).__name__} is biased. Identity, Dithering, QSGD, BlockQuantisation, Natural "
-            "and RandK are unbiased."
-        )
-    if not callable(algorithm.rate):
-        checks.above_zero(owner, rate=algorithm.rate)
-    checks.one_of(owner, "memory", algorithm.memory, "start", "zero", "off")
-    if algorithm.alpha is not None:
-        checks.above_zero(owner, alpha=algorithm.alpha)
-        if algorithm.memory == "off":
-            raise ValueError(f"{owner}'s alpha moves the memories, which memory='off' doesn't keep; leave one away.")
-    p = algorithm.participation
-    if p is None:
-        return
-    checks.number(owner, participation=p)
-    if not 0 < p <= 1:
-        raise ValueError(
-            f"{owner}'s participation is the share of clients that take part on average, in (0, 1], or None for the "
-            f"share that each round's cohort has; given {p}."
-        )
+    def field(self, server: Tree, clients: Clients) -> Tree:
+        """h(Ŝ) = s̄(T(Ŝ)) − Ŝ of all clients' data."""
+        replies = clients.everyone.evaluate(self.expect, {"theta": server["theta"]}, keys.key(0))
+        share = replies.weights / replies.weights.sum()
+        return add(tree_map(lambda t: torch.tensordot(share, t, dims=1), replies.value), server["statistics"], -1.0)
+
+    def objective(self, server: Tree, clients: Clients) -> float:
+        """F(θ) = −Σ ρ_i (mean log-likelihood of client i) + R(θ) at the server's θ."""
+        replies = clients.everyone.evaluate(self.score, {"theta": server["theta"]}, keys.key(0))
+        share = replies.weights / replies.weights.sum()
+        return float(self.family.penalty(server["theta"]) - (share * replies.value["log_likelihood"]).sum())
 
 
 def _check_start(owner: str, start: Tree) -> None:
@@ -118,165 +266,10 @@ def _check_start(owner: str, start: Tree) -> None:
         raise ValueError(f"{owner}'s start has the weights {weight.tolist()}; they are 0 or above and sum to 1.")
 
 
-# At the clients
-
-
-def minibatch(examples: Examples, key: Tensor, batch: int | None, replacement: bool) -> tuple[Tree, Tensor]:
-    """The examples of a step and which of them count; a client with fewer than ``batch`` takes all it has.
-
-    Args:
-        batch: b; ``None``: all examples.
-        replacement: draw with replacement; then b are drawn from however few there are.
-    """
-    if batch is None:
-        return examples.columns, examples.mask
-    if replacement:
-        u = keys.uniform(keys.fold(key, "batch"), batch, dtype=torch.float64)
-        return examples.take((u * examples.count).to(torch.int64)), torch.ones_like(u, dtype=torch.bool)
-    size = min(batch, examples.length)
-    rows = keys.permutation(keys.fold(key, "batch"), examples.length, examples.count)[:size]
-    return examples.take(rows), torch.arange(size, device=key.device) < examples.count
-
-
-def expected(algorithm: MovesStatistics, theta: Tree, data: ClientData) -> Tree:
-    """s̄_i(θ), over all the client's examples.
-
-    Raises:
-        ValueError: data that the family has no density for. (Under vmap nothing can be read, and the engine tells of
-            statistics that aren't finite.)
-    """
-    if not inside_vmap():
-        algorithm.family.check(data.train.columns)
-    return algorithm.family.statistics(theta, data.train.columns, data.train.mask)
-
-
-def mean_log_likelihood(algorithm: MovesStatistics, theta: Tree, data: ClientData) -> Tensor:
-    """−L_i(θ): the mean log-likelihood of the client's examples."""
-    values = algorithm.family.log_likelihood(theta, data.train.columns)
-    # where, not a product: padding may hold anything, and 0 · NaN is NaN
-    return torch.where(data.train.mask, values, 0.0).sum() / data.train.count
-
-
-def enrolled(algorithm: MovesStatistics, statistics: Tree, estimate: Tree) -> Tree:
-    """A client's memory V_{0,i}: h_i(Ŝ_0) from its estimate s̄_i(T(Ŝ_0)), or zero; nothing where there is none."""
-    if algorithm.memory == "off":
-        return {}
-    return {"memory": add(estimate, statistics, -1.0) if algorithm.memory == "start" else zeros_like(statistics)}
-
-
-def tell(algorithm: MovesStatistics, client: Tree, statistics: Tree, estimate: Tree, key: Tensor) -> tuple[Tree, Tree]:
-    """Δ = S − Ŝ − V_i is sent as Quant(Δ), and V_i ← V_i + α Quant(Δ).
-
-    Args:
-        statistics: Ŝ, as broadcast.
-        estimate: S, the client's estimate of s̄_i(T(Ŝ)).
-    """
-    delta = add(estimate, statistics, -1.0)
-    if algorithm.memory != "off":
-        delta = add(delta, client["memory"], -1.0)
-    sent = algorithm.compressor(_joined(delta), keys.fold(key, "quantise"))
-    if algorithm.memory != "off":
-        quantised = _parted(sent.decode(), statistics)
-        client = client | {"memory": add(client["memory"], quantised, memory_rate(algorithm, statistics))}
-    return client, {"difference": sent}
-
-
-# At the server
-
-
-def begin(algorithm: MovesStatistics, clients: Clients, key: Tensor) -> Tree:
-    """The server's state at the start: Ŝ_0 = s̄(θ_0), T(Ŝ_0), and V_0 = Σ ρ_i V_{0,i}; uncompressed, from everybody."""
-    if callable(algorithm.start):
-        theta = algorithm.start(clients, keys.fold(key, "start"))
-        pooled = clients.everyone.mean(algorithm.expect, {"theta": theta}, key)
-    else:
-        theta = tree_map(lambda t: t.to(torch.float64), algorithm.start)
-        try:
-            pooled = clients.everyone.mean(algorithm.expect, {"theta": theta}, key)
-        except (KeyError, IndexError, RuntimeError) as error:
-            if isinstance(error, DivergenceError | NoReplyError):
-                raise
-            shapes = ", ".join(f"{name} {tuple(t.shape)}" for name, t in theta.items()) or "nothing"
-            raise ValueError(
-                f"{type(algorithm).__name__}'s start has {shapes}, which doesn't fit the parameters of a "
-                f"{type(algorithm.family).__name__}; its documentation has their names and shapes. ({error})"
-            ) from error
-    statistics, outside = algorithm.family.project(pooled)
-    theta = algorithm.family.maximise(statistics)
-    server = {"statistics": statistics, "theta": theta, "projected": outside.to(torch.int64)}
-    if algorithm.memory == "off":
-        return server
-    mean = clients.everyone.mean(algorithm.expect, {"theta": theta}, key) if algorithm.memory == "start" else {}
-    return server | enrolled(algorithm, statistics, mean)
-
-
-def expectations(clients: Clients, batch: int | None, replacement: bool, passes: int) -> int:
-    """How many E[s(y, z) | y; θ] the cohort computes from a draw, with all clients' passes before the first round."""
-    held = clients.sizes[clients.ids]
-    before = 0 if clients.round else passes * int(clients.sizes.sum())
-    if batch is None:
-        return before + int(held.sum())
-    return before + (batch * len(held) if replacement else int(held.clamp(max=batch).sum()))
-
-
-def move(algorithm: MovesStatistics, step: Step, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
-    """One step along the field: asks the cohort by ``step`` and returns the server's new state.
-
-    H = V + p⁻¹ Σ_{i∈A} ρ_i Quant(Δ_i); Ŝ ← Ŝ + γ H; V ← V + α Σ_{i∈A} ρ_i Quant(Δ_i). Where nobody was drawn both sums
-    are empty, and H = V is a step all the same. A point outside of T's domain is projected, and counted.
-    """
-    statistics, memory = server["statistics"], server.get("memory", zeros_like(server["statistics"]))
-    total = zeros_like(statistics)
-    if len(clients.ids):
-        message = {"theta": server["theta"], "statistics": statistics}
-        found: Tensor = clients.sum(step, message, key)["difference"]
-        total = _parted(found / clients.sizes.sum(), statistics)
-    p = algorithm.participation or max(len(clients.ids), 1) / clients.population
-    H = add(memory, total, 1 / p)
-    rate = algorithm.rate(clients.round) if callable(algorithm.rate) else algorithm.rate
-    checks.above_zero(type(algorithm).__name__, **{f"rate in round {clients.round}": rate})
-    statistics, outside = algorithm.family.project(add(statistics, H, rate))
-    new = {
-        "statistics": statistics,
-        "theta": algorithm.family.maximise(statistics),
-        "projected": server["projected"] + outside,
-    }
-    if algorithm.memory != "off":
-        new["memory"] = add(memory, total, memory_rate(algorithm, statistics))
-    return server | new, {"field": float(norm(H)) ** 2, "projected": int(new["projected"])}
-
-
-def memory_rate(algorithm: MovesStatistics, statistics: Tree) -> float:
-    """α; by default 1/(1 + ω), ω being the compressor's for vectors of this many statistics."""
-    if algorithm.alpha is not None:
-        return algorithm.alpha
-    return 1 / (1 + algorithm.compressor.omega(sum(t.numel() for t in leaves(statistics))))
-
-
-# For callbacks: what costs a pass over all data, and is no part of the algorithm
-
-
-def field(algorithm: MovesStatistics, server: Tree, clients: Clients) -> Tree:
-    """h(Ŝ) = s̄(T(Ŝ)) − Ŝ of all clients' data, by an evaluation: no state changes, no traffic is counted."""
-    replies = clients.everyone.evaluate(algorithm.expect, {"theta": server["theta"]}, keys.key(0))
-    share = replies.weights / replies.weights.sum()
-    pooled = tree_map(lambda t: torch.tensordot(share, t, dims=1), replies.value)
-    return add(pooled, server["statistics"], -1.0)
-
-
-def objective(algorithm: MovesStatistics, server: Tree, clients: Clients) -> float:
-    """F(θ) = −Σ ρ_i (mean log-likelihood of client i) + R(θ) at the server's θ, by an evaluation."""
-    replies = clients.everyone.evaluate(algorithm.score, {"theta": server["theta"]}, keys.key(0))
-    share = replies.weights / replies.weights.sum()
-    return float(algorithm.family.penalty(server["theta"]) - (share * replies.value["log_likelihood"]).sum())
-
-
-def _joined(tree: Tree) -> Tensor:
-    """All leaves as one vector."""
+def _vector(tree: Tree) -> Tensor:
     return torch.cat([t.reshape(-1) for t in leaves(tree)])
 
 
-def _parted(vector: Tensor, like: Tree) -> Tree:
-    """The inverse of :func:`_joined`."""
+def _tree(vector: Tensor, like: Tree) -> Tree:
     parts = iter(vector.split([t.numel() for t in leaves(like)]))
     return tree_map(lambda t: next(parts).reshape(t.shape), like)

@@ -21,7 +21,6 @@ import numpy as np
 import torch
 
 from archipel.algorithms.fedem import FedEM
-from archipel.algorithms.parts import mean_field
 from archipel.algorithms.vrfedem import VRFedEM
 from archipel.compress.registry import COMPRESSORS
 from archipel.core.trees import Tree, dot
@@ -99,7 +98,7 @@ def follow(folder: Path, *, clients: int, rounds: int, seed: int, settings: Sett
     found = []
 
     def note(moment: Moment) -> None:
-        h = mean_field.field(algorithm, moment.server, moment.clients)
+        h = algorithm.field(moment.server, moment.clients)
         found.append(float(dot(h, h)))
 
     engine = partial(Batched, chunk=64)
