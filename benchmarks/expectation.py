@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from archipel import fit
+from archipel.engines.setting import Setting
 from archipel.experiments import build, read_config
 from archipel.experiments.environment import environment
 
@@ -25,7 +26,7 @@ def one(expectation: str, rounds: int) -> dict[str, Any]:
     """Trains with one kind of E-step."""
     config = read_config("fmnist-fedspm", [f"rounds={rounds}", f"algorithm.expectation={expectation}"])
     algorithm, federation = build(config)
-    run = fit(algorithm, federation, rounds=rounds, seed=config.seed, engine="loop")
+    run = fit(algorithm, federation, rounds=rounds, seed=config.seed, setting=Setting(engine="loop"))
     seconds = statistics.median(record["seconds"] for record in run.history)
     return {"expectation": expectation, "seconds a round": seconds, **run.metrics}
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from archipel import fit
+from archipel.engines.setting import Setting
 from archipel.experiments import build, oracle_of, read_config
 from archipel.experiments.environment import environment
 
@@ -45,7 +46,7 @@ def one(method: str, seed: int, rounds: int, folder: Path) -> dict[str, Any]:
         federation,
         rounds=config.rounds,
         seed=seed,
-        engine="loop",
+        setting=Setting(engine="loop"),
         evaluate_every=config.evaluate_every,
         folder=folder / f"{METHODS[method]}-{method.replace(' ', '')}-{seed}",
     )

@@ -27,8 +27,9 @@ from torch import nn
 
 from archipel import SGD, Federation, Local, Run, Sample, classification, fit
 from archipel.data import Client, Inputs
+from archipel.engines.setting import Setting
 from archipel.experiments.environment import environment
-from archipel.states.placement import Where
+from archipel.states.placement import Placement
 from archipel.states.storage import spacious
 
 POPULATIONS = (1_000, 100_000)
@@ -50,9 +51,9 @@ def many(population: int) -> Federation:
     return Federation("many", tuple(clients), inputs, tuple(map(str, range(CLASSES))))
 
 
-def measure(population: int, states: Where, rounds: int, place: Path) -> dict[str, Any]:
+def measure(population: int, states: Placement, rounds: int, place: Path) -> dict[str, Any]:
     """One federation's figures."""
-    times, found = [time.perf_counter()], {"population": population, "states": states}
+    times, found = [time.perf_counter()], {"population": population, "setting": Setting(states=states)}
 
     def passed() -> float:
         times.append(time.perf_counter())
@@ -62,7 +63,7 @@ def measure(population: int, states: Where, rounds: int, place: Path) -> dict[st
     found["build_seconds"] = passed()
     model = nn.Sequential(nn.Flatten(), nn.Linear(784, CLASSES))
     algorithm = Local(classification(model, federation), SGD(lr=0.1, steps=5, batch=2))
-    settings = {"cohort": Sample(count=min(COHORT, population)), "states": states}
+    settings = {"cohort": Sample(count=min(COHORT, population)), "setting": Setting(states=states)}
     ends: list[float] = []
     run = fit(algorithm, federation, rounds=rounds, callbacks=[lambda _: ends.append(time.perf_counter())], **settings)
     seconds = [record["seconds"] for record in run.history]

@@ -17,7 +17,7 @@ from torch import nn
 from archipel import SGD, Network
 from archipel.core import keys
 from archipel.core.examples import Examples
-from archipel.engines.device import Setting
+from archipel.engines.setting import Setting
 from archipel.experiments.environment import environment
 from archipel.learning.criteria import CrossEntropy
 from archipel.learning.tasks import Whole

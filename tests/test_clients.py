@@ -27,15 +27,16 @@ from archipel.core import keys
 from archipel.core.trees import flatten
 from archipel.engines import Batched, Handle, Ledger, Loop, Processes, Wire
 from archipel.engines.auto import choose
+from archipel.engines.setting import Setting
 from archipel.learning.quadratic import Quadratic, quadratic_federation
 from archipel.models import LeNet
 
 ENGINES = {
-    "loop": Loop,
-    "batched": Batched,
-    "threads": partial(Loop, workers=3),
-    "processes": partial(Processes, workers=2),
-    "wire": Wire,
+    "loop": Setting(engine="loop"),
+    "batched": Setting(engine="batched"),
+    "threads": Setting(engine="threads", workers=3),
+    "processes": Setting(engine=Processes, workers=2),
+    "wire": Setting(engine="wire"),
 }
 
 
@@ -150,8 +151,8 @@ def door(uneven):
     """Makes a handle on all clients over a carrier, which is closed afterwards."""
     carriers = []
 
-    def make(algorithm, kind=Loop, federation=uneven, **settings):
-        carriers.append(kind(algorithm, federation))
+    def make(algorithm, setting=ENGINES["loop"], federation=uneven, **settings):
+        carriers.append(choose(algorithm, federation, setting)[0])
         everyone = torch.arange(len(federation))
         return Handle(carriers[-1], everyone, federation.sizes, 0, 1, Ledger(), **settings)
 
@@ -165,8 +166,8 @@ def door(uneven):
 
 def test_all_engines_do_the_same_with_everything_a_carrier_offers(uneven):
     runs = {
-        name: fit(Ledgers(), uneven, rounds=4, cohort=Sample(count=3), engine=engine)
-        for name, engine in ENGINES.items()
+        name: fit(Ledgers(), uneven, rounds=4, cohort=Sample(count=3), setting=setting)
+        for name, setting in ENGINES.items()
     }
     for name in ("threads", "processes", "wire"):
         same_bits(every_state(runs[name]), every_state(runs["loop"]))
@@ -187,7 +188,7 @@ def test_all_engines_do_the_same_with_everything_a_carrier_offers(uneven):
 def test_fedavg_on_uneven_clients_is_the_same_in_all_engines(uneven, local):
     algorithm = FedAvg(perceptron(uneven), local)
     looped, threads, processes, batched = (
-        fit(algorithm, uneven, rounds=3, engine=ENGINES[name]) for name in ("loop", "threads", "processes", "batched")
+        fit(algorithm, uneven, rounds=3, setting=ENGINES[name]) for name in ("loop", "threads", "processes", "batched")
     )
     same_bits(every_state(threads), every_state(looped))
     same_bits(every_state(processes), every_state(looped))
@@ -197,10 +198,13 @@ def test_fedavg_on_uneven_clients_is_the_same_in_all_engines(uneven, local):
 
 def test_batches_of_any_size_are_the_loop(uneven):
     algorithm = FedAvg(perceptron(uneven), SGD(lr=0.1, epochs=1, batch=4))
-    looped = fit(algorithm, uneven, rounds=2, engine="loop")
+    looped = fit(algorithm, uneven, rounds=2, setting=Setting(engine="loop"))
     for chunk in (1, 3):
-        engine = Batched(algorithm, uneven, chunk)
-        close(every_state(fit(algorithm, uneven, rounds=2, engine=lambda *_, e=engine: e)), every_state(looped))
+        engine = partial(Batched, chunk=chunk)
+        close(
+            every_state(fit(algorithm, uneven, rounds=2, setting=Setting(engine=engine))),
+            every_state(looped),
+        )
 
 
 class Branching(nn.Module):
@@ -216,7 +220,9 @@ class Itemising(nn.Module):
 @pytest.mark.parametrize("module", [Branching, Itemising])
 def test_a_model_that_cannot_be_batched_takes_the_loop_and_says_so_once(uneven, module, caplog):
     algorithm = FedAvg(perceptron(uneven, module()), SGD(lr=0.1, epochs=1, batch=4, momentum=0.5, keep_momentum=True))
-    batched, looped = (fit(algorithm, uneven, rounds=3, engine=engine) for engine in ("batched", "loop"))
+    batched, looped = (
+        fit(algorithm, uneven, rounds=3, setting=Setting(engine=engine)) for engine in ("batched", "loop")
+    )
     same_bits(every_state(batched), every_state(looped))
     lines = [r.getMessage() for r in caplog.records if "can't be batched" in r.getMessage()]
     assert len(lines) == 1
@@ -253,12 +259,15 @@ def test_dropout_gives_the_same_bits_for_any_number_of_workers(uneven, caplog):
     # Momentum that is kept tells whether the first client, which is tried before dropout is noticed, trained twice.
     local = SGD(lr=0.1, epochs=1, batch=4, momentum=0.9, keep_momentum=True)
     algorithm = FedAvg(perceptron(uneven, nn.Dropout(0.5)), local)
-    runs = [fit(algorithm, uneven, rounds=2, seed=3, engine="loop", workers=workers) for workers in (1, 2, 4)]
-    runs.append(fit(algorithm, uneven, rounds=2, seed=3, engine="batched"))
+    runs = [
+        fit(algorithm, uneven, rounds=2, seed=3, setting=Setting(engine="loop", workers=workers))
+        for workers in (1, 2, 4)
+    ]
+    runs.append(fit(algorithm, uneven, rounds=2, seed=3, setting=Setting(engine="batched")))
     for run in runs[1:]:
         same_bits(every_state(run), every_state(runs[0]))
     assert "FedAvg.train draws by torch's own generator: one worker instead of 2." in caplog.messages
-    other = fit(algorithm, uneven, rounds=2, seed=4, engine="loop")
+    other = fit(algorithm, uneven, rounds=2, seed=4, setting=Setting(engine="loop"))
     assert not torch.equal(flatten(other.server)["model/head/bias"], flatten(runs[0].server)["model/head/bias"])
 
 
@@ -278,7 +287,7 @@ def test_dropout_gives_the_same_bits_for_any_number_of_workers(uneven, caplog):
 )
 def test_a_client_that_spoils_its_reply_or_state_is_dropped_named_and_keeps_its_state(uneven, engine, value, caplog):
     algorithm = Spoilt(reply=(0,), state=(2,), since=1, value=value)
-    run = fit(algorithm, uneven, rounds=3, engine=ENGINES[engine])
+    run = fit(algorithm, uneven, rounds=3, setting=ENGINES[engine])
     # Clients 1 and 3 have counted to three; 0 and 2 only in the one good round.
     assert [float(client["count"]) for client in run.clients] == [1, 3, 1, 3]
     assert float(run.server["mean"]) == (10 * 1 + 3 + 10 * 3 + 3) / 2
@@ -291,7 +300,13 @@ def test_a_client_that_spoils_its_reply_or_state_is_dropped_named_and_keeps_its_
 
 
 def test_the_round_goes_on_without_those_who_do_not_answer(uneven):
-    run = fit(Spoilt(), uneven, rounds=4, engine="loop", answers=lambda round, client: (round + client) % 2 == 0)
+    run = fit(
+        Spoilt(),
+        uneven,
+        rounds=4,
+        setting=Setting(engine="loop"),
+        answers=lambda round, client: (round + client) % 2 == 0,
+    )
     assert [float(client["count"]) for client in run.clients] == [2, 2, 2, 2]
     assert float(run.server["mean"]) == (10 * 1 + 2 + 10 * 3 + 2) / 2  # of round 3: clients 1 and 3 alone
     assert run.history[3]["dropped"] == dict.fromkeys(("client-0", "client-2"), "no answer")
@@ -301,7 +316,13 @@ def test_the_round_goes_on_without_those_who_do_not_answer(uneven):
 def test_with_no_learning_rate_and_half_the_replies_lost_the_model_is_the_same_to_the_bit(uneven, engine):
     algorithm = FedAvg(perceptron(uneven), SGD(lr=0.0, epochs=1, batch=4))
     start = algorithm.init_server(None, keys.fold(keys.key(0), "server"))
-    run = fit(algorithm, uneven, rounds=3, engine=engine, answers=lambda round, client: (round + client) % 2 == 0)
+    run = fit(
+        algorithm,
+        uneven,
+        rounds=3,
+        setting=Setting(engine=engine),
+        answers=lambda round, client: (round + client) % 2 == 0,
+    )
     same_bits(run.server, start)
 
 
@@ -316,8 +337,8 @@ def test_a_mean_divides_by_the_examples_that_arrived():
 
 
 def test_a_round_without_any_answer_leaves_the_server_as_it_was(uneven, caplog):
-    straight = fit(Spoilt(), uneven, rounds=1, engine="loop")
-    run = fit(Spoilt(), uneven, rounds=2, engine="loop", answers=lambda round, client: round == 0)
+    straight = fit(Spoilt(), uneven, rounds=1, setting=Setting(engine="loop"))
+    run = fit(Spoilt(), uneven, rounds=2, setting=Setting(engine="loop"), answers=lambda round, client: round == 0)
     same_bits(run.server, straight.server)
     assert len(run.history) == 2
     assert len(run.history[1]["dropped"]) == 4
@@ -327,10 +348,10 @@ def test_a_round_without_any_answer_leaves_the_server_as_it_was(uneven, caplog):
 def test_nan_everywhere_ends_the_run_with_advice_and_the_last_good_state(uneven, tmp_path):
     algorithm = Spoilt(reply=(0, 1, 2, 3), since=2)
     with pytest.raises(DivergenceError, match=r"in round 2: 4 asked; NaN.*state before it is in .*lower learning rate"):
-        fit(algorithm, uneven, rounds=5, engine="loop", folder=tmp_path)
+        fit(algorithm, uneven, rounds=5, setting=Setting(engine="loop"), folder=tmp_path)
     kept = Run.read(tmp_path, algorithm)
     assert len(kept.history) == 2
-    same_bits(kept.server, fit(algorithm, uneven, rounds=2, engine="loop").server)
+    same_bits(kept.server, fit(algorithm, uneven, rounds=2, setting=Setting(engine="loop")).server)
 
 
 def test_a_server_that_leaves_the_finite_numbers_ends_the_run(uneven):
@@ -339,12 +360,12 @@ def test_a_server_that_leaves_the_finite_numbers_ends_the_run(uneven):
             return {"mean": server["mean"] + float("inf")}, {}
 
     with pytest.raises(DivergenceError, match="server's state holds NaN or infinities after round 0"):
-        fit(Exploding(), uneven, rounds=2, engine="loop")
+        fit(Exploding(), uneven, rounds=2, setting=Setting(engine="loop"))
 
 
 @pytest.mark.parametrize("engine", ["loop", "batched"])
 def test_who_is_not_sampled_is_not_touched(uneven, engine):
-    run = fit(Spoilt(), uneven, rounds=3, cohort=Sample(count=1), engine=engine)
+    run = fit(Spoilt(), uneven, rounds=3, cohort=Sample(count=1), setting=Setting(engine=engine))
     cohorts = [Sample(count=1).draw(uneven.sizes, keys.fold(keys.key(0), "cohort", round)).item() for round in range(3)]
     assert [float(client["count"]) for client in run.clients] == [cohorts.count(i) for i in range(4)]
 
@@ -395,7 +416,7 @@ def test_a_state_that_changes_its_keys_is_refused_when_batched(uneven):
             return client | {"late": torch.tensor(1.0)}, torch.tensor(0.0)
 
     with pytest.raises(ValueError, match="give every entry a first value in init_client"):
-        fit(Shifting(), uneven, rounds=2, engine="batched")
+        fit(Shifting(), uneven, rounds=2, setting=Setting(engine="batched"))
 
 
 # The door
@@ -421,7 +442,7 @@ def test_replies_name_who_answered_in_order_with_examples_as_weights(door, uneve
 def test_fedavgs_traffic_is_its_model_both_ways(uneven, engine):
     parameters = (3 * 6 + 6) + (6 * 3 + 3)
     algorithm = FedAvg(perceptron(uneven), SGD(lr=0.1, steps=2, batch=4))
-    run = fit(algorithm, uneven, rounds=2, cohort=Sample(count=3), engine=engine, evaluate_every=1)
+    run = fit(algorithm, uneven, rounds=2, cohort=Sample(count=3), setting=Setting(engine=engine), evaluate_every=1)
     for record in run.history:
         assert record["cohort"] == 3
         assert record["uplink"] == 3 * (4 * parameters + 4)  # and the loss, a float32
@@ -488,7 +509,7 @@ def test_a_lost_client_was_sent_its_message_and_evaluation_is_no_traffic(door):
 def test_the_engine_is_chosen_by_the_model(uneven):
     def chosen(encoder, federation=uneven, engine="auto", workers=2):
         algorithm = FedAvg(classification(encoder, federation), SGD(steps=1))
-        carrier, why = choose(engine, algorithm, federation, workers)
+        carrier, why = choose(algorithm, federation, Setting(engine=engine, workers=workers))
         carrier.close()
         return carrier.describe()["engine"], carrier.describe().get("workers"), why
 
@@ -499,9 +520,9 @@ def test_the_engine_is_chosen_by_the_model(uneven):
     assert chosen(LeNet(pictures.inputs.shape, 4), pictures)[:2] == ("loop", 2)
     tables = [(torch.randn(n, 3), torch.arange(n) % 2) for n in (300, *[4] * 20)]
     assert chosen(nn.Linear(3, 2), Federation.from_arrays(tables))[2] == "sizes too uneven to pad: clients one by one"
-    assert chosen(nn.Linear(3, 2), engine="loop", workers=None) == ("loop", 1, "given by hand")
+    assert chosen(nn.Linear(3, 2), engine="loop", workers=None) == ("loop", 1, "chosen by the user")
     with pytest.raises(ValueError, match=r"engine must be one of 'auto', 'loop'.*given 'gpu'"):
-        choose("gpu", FedAvg(perceptron(uneven), SGD(steps=1)), uneven, None)
+        Setting(engine="gpu")
 
 
 @pytest.mark.parametrize(("width", "engine"), [(8, "batched"), (1600, "loop")])
@@ -511,7 +532,12 @@ def test_a_step_of_large_operations_is_looped_and_one_of_small_ones_batched(unev
     algorithm = FedAvg(classification(module, uneven), SGD(steps=2, batch=4))
     carriers = []
     with caplog.at_level("INFO", "archipel"):
-        fit(algorithm, uneven, rounds=2, engine=lambda a, f: carriers.append(choose("auto", a, f)[0]) or carriers[0])
+        fit(
+            algorithm,
+            uneven,
+            rounds=2,
+            setting=Setting(engine=lambda a, f, *_: carriers.append(choose(a, f)[0]) or carriers[0]),
+        )
     assert carriers[0].describe()["steps"]["FedAvg.train"]["engine"] == engine
     told = [record.message for record in caplog.records if record.message.startswith("FedAvg.train: ")]
     assert len(told) == 1  # said once, not every round

@@ -6,6 +6,7 @@ import torch
 import yaml
 
 from archipel import FedAvg, Federation, FedSPM, Full, Sample, fit
+from archipel.engines.setting import Setting
 from archipel.experiments import PRESETS, build, federation_from, oracle_of, read_config, to_yaml
 from archipel.experiments.methods import KINDS, SECTIONS
 from archipel.experiments.oracle import pool
@@ -327,5 +328,5 @@ def test_every_algorithm_is_made_and_run_from_a_configuration(name, tmp_path):
     assert validate(yaml.safe_load(to_yaml(config)), "the same again") == config
     algorithm, federation = build(config)
     assert type(algorithm) is KINDS[name]
-    run = fit(algorithm, federation, rounds=config.rounds, engine="loop")
+    run = fit(algorithm, federation, rounds=config.rounds, setting=Setting(engine="loop"))
     assert 0 <= run.metrics["average_accuracy"] <= 1

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from archipel import SGD, Compressing, FedAvg, Federation, FedSPM, Network, Run, Sample, classification, fit
+from archipel import SGD, Compressing, FedAvg, Federation, FedSPM, Network, Run, Sample, Setting, classification, fit
 from archipel.compress import Identity
 from archipel.core.trees import flatten
 from archipel.fit import describe
@@ -102,7 +102,7 @@ def test_the_last_round_is_the_one_reported(uneven):
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_five_rounds_and_five_more_are_ten(uneven, tmp_path, name, engine):
     algorithm = ALGORITHMS[name](uneven)
-    settings = {"rounds": 10, "cohort": HALF, "engine": engine, "evaluate_every": 5}
+    settings = {"rounds": 10, "cohort": HALF, "setting": Setting(engine=engine), "evaluate_every": 5}
     straight = fit(algorithm, uneven, **settings)
     first = fit(algorithm, uneven, folder=tmp_path, until=5, **settings)
     assert len(first.history) == 5
@@ -203,19 +203,19 @@ def test_a_damaged_checkpoint_is_told_by_its_name(uneven, tmp_path, file, left):
 def test_states_on_disk_are_those_in_memory(uneven, tmp_path, name):
     algorithm = ALGORITHMS[name](uneven)
     settings = {"rounds": 4, "cohort": HALF}
-    here = fit(algorithm, uneven, **settings, states="memory")
-    there = fit(algorithm, uneven, **settings, states="disk", folder=tmp_path, until=2)
+    here = fit(algorithm, uneven, **settings, setting=Setting(states="memory"))
+    there = fit(algorithm, uneven, **settings, setting=Setting(states="disk"), folder=tmp_path, until=2)
     assert where(there) == {"Filed"}
     assert (
         json.loads((tmp_path / "checkpoint" / "checkpoint.json").read_text())["facts"]["identity"]["engine"]["states"]
         == "on disk"
     )
     # Where they are has no effect on the numbers: it may change on the way, by the checkpoint and back.
-    moved = fit(algorithm, uneven, **settings, states="memory", folder=tmp_path, until=3)
+    moved = fit(algorithm, uneven, **settings, setting=Setting(states="memory"), folder=tmp_path, until=3)
     assert where(moved) == {"Resident"}
-    ended = fit(algorithm, uneven, **settings, states="disk", folder=tmp_path)
+    ended = fit(algorithm, uneven, **settings, setting=Setting(states="disk"), folder=tmp_path)
     assert_same(ended, here)
-    assert_same(fit(algorithm, uneven, **settings, states="disk"), here)
+    assert_same(fit(algorithm, uneven, **settings, setting=Setting(states="disk")), here)
 
 
 def where(run):
@@ -256,7 +256,7 @@ def test_a_run_given_as_a_list_of_states_is_saved(uneven, tmp_path):
 
 
 def test_a_run_on_disk_can_be_copied_and_pickled(uneven):
-    trained = fit(fedavg(uneven), uneven, rounds=1, states="disk")
+    trained = fit(fedavg(uneven), uneven, rounds=1, setting=Setting(states="disk"))
     for again in (copy.deepcopy(trained), pickle.loads(pickle.dumps(trained))):
         assert where(again) == {"Resident"}
         assert_same(again, trained)
@@ -273,7 +273,10 @@ def test_another_run_in_the_folder_is_refused_by_what_differs(uneven, tmp_path):
     renewed = fit(other, uneven, rounds=2, folder=tmp_path, resume=False)
     assert_same(Run.read(tmp_path, other), renewed)
     # engine, workers and evaluation may change on the way
-    assert len(fit(other, uneven, rounds=2, folder=tmp_path, engine="loop", evaluate_every=1).history) == 2
+    assert (
+        len(fit(other, uneven, rounds=2, folder=tmp_path, setting=Setting(engine="loop"), evaluate_every=1).history)
+        == 2
+    )
 
 
 @pytest.mark.parametrize("moment", ["in a callback", "in training"])
@@ -335,7 +338,7 @@ def test_each_round_is_a_line(uneven, tmp_path):
 MEMORY = """
 import resource, sys
 import torch
-from archipel import SGD, FedAvg, Federation, classification, fit
+from archipel import SGD, FedAvg, Federation, Setting, classification, fit
 
 def resident(moment):
     if moment.round in (10, 100):
@@ -345,7 +348,8 @@ x = torch.randn(12, 400, generator=torch.Generator().manual_seed(0))
 federation = Federation.from_arrays([(x, torch.arange(12) % 2)] * 3)
 task = classification(torch.nn.Linear(400, 250), federation)
 local = SGD(lr=0.01, steps=1, batch=4, momentum=0.5, keep_momentum=True)
-fit(FedAvg(task, local), federation, rounds=100, engine=sys.argv[1], callbacks=[resident], evaluate_every=10)
+fit(FedAvg(task, local), federation, rounds=100, setting=Setting(engine=sys.argv[1]), callbacks=[resident],
+    evaluate_every=10)
 """
 
 
@@ -357,6 +361,22 @@ def test_memory_does_not_grow_with_rounds(engine):
 
 
 @pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"engine": "cluster"}, "engine must be one of 'auto', 'loop', .*; given 'cluster'"),
+        ({"states": "tape"}, "states must be one of 'auto', 'memory', 'disk'; given 'tape'"),
+        ({"workers": 0}, "workers must be a whole number of at least 1; given 0"),
+        ({"device": "gpu"}, "device must name a device, .*; given 'gpu'"),
+        ({"device": 0.5}, "device must name a device, .*; given 0.5"),
+        ({"precision": ["float32"]}, r"precision must be one of 'float32', 'bfloat16'; given \['float32'\]"),
+    ],
+)
+def test_a_setting_says_what_is_allowed(fields, message):
+    with pytest.raises(ValueError, match=message):
+        Setting(**fields)
+
+
+@pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"rounds": 0}, "rounds must be a whole number of at least 1; given 0"),
@@ -364,9 +384,6 @@ def test_memory_does_not_grow_with_rounds(engine):
         ({"evaluate_every": 0}, "evaluate_every must be a whole number of at least 1; given 0"),
         ({"checkpoint_every": -1}, "checkpoint_every must be"),
         ({"until": 0}, "until must be a whole number of at least 1; given 0"),
-        ({"engine": "cluster"}, "engine must be one of"),
-        ({"states": "tape"}, "states must be one of 'auto', 'memory', 'disk'; given 'tape'"),
-        ({"workers": 0}, "workers must be a whole number of at least 1; given 0"),
         ({"seed": "1"}, "seed must be a whole number of 64 bits; given '1'"),
         ({"seed": 2**70}, "seed must be a whole number of 64 bits"),
         ({"cohort": Sample(count=9)}, "count is 9, but only 4 clients are enrolled"),

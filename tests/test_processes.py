@@ -23,6 +23,7 @@ from archipel.core import keys
 from archipel.core.trees import Compressed
 from archipel.engines import Batched, Loop, Processes
 from archipel.engines.pool.memory import Memory
+from archipel.engines.setting import Setting
 from archipel.states.storage import on_disk
 from archipel.states.table import States
 from test_clients import Branching, Ledgers, every_state, perceptron, same_bits
@@ -102,9 +103,9 @@ def workers_alive():
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_any_number_of_workers_has_the_bits_of_its_kernel(uneven, kernel):
     run = partial(fit, Ledgers(), uneven, rounds=3, cohort=Sample(count=3))
-    expected = run(engine=KERNELS[kernel])
+    expected = run(setting=Setting(engine=KERNELS[kernel]))
     for workers in (1, 2, 3):
-        found = run(engine=partial(Processes, workers=workers, kernel=kernel, chunk=2))
+        found = run(setting=Setting(engine=partial(Processes, kernel=kernel, chunk=2), workers=workers))
         same_bits(every_state(found), every_state(expected))
         assert [r["uplink"] for r in found.history] == [r["uplink"] for r in expected.history]
     assert not workers_alive()
@@ -114,17 +115,18 @@ def test_any_number_of_workers_has_the_bits_of_its_kernel(uneven, kernel):
 @pytest.mark.parametrize("compressor", [Dithering(levels=4), TopK(fraction=0.3)])
 def test_what_is_compressed_arrives_as_without_processes(uneven, kernel, compressor):
     run = partial(fit, Compressing(FedAvg(perceptron(uneven), LOCAL), compressor), uneven, rounds=2)
-    found, expected = run(engine=partial(Processes, workers=2, kernel=kernel, chunk=2)), run(engine=KERNELS[kernel])
+    found = run(setting=Setting(engine=partial(Processes, kernel=kernel, chunk=2), workers=2))
+    expected = run(setting=Setting(engine=KERNELS[kernel]))
     same_bits(every_state(found), every_state(expected))
     assert [r["uplink"] for r in found.history] == [r["uplink"] for r in expected.history]
 
 
 def test_dropout_is_as_in_the_loop(uneven, caplog):
     run = partial(fit, FedAvg(perceptron(uneven, nn.Dropout(0.5)), LOCAL), uneven, rounds=2)
-    expected = run(engine=Loop)
+    expected = run(setting=Setting(engine=Loop))
     for workers in (1, 3):
-        same_bits(every_state(run(engine=partial(Processes, workers=workers))), every_state(expected))
-    batched = run(engine=partial(Processes, workers=2, kernel="batched"))
+        same_bits(every_state(run(setting=Setting(engine=Processes, workers=workers))), every_state(expected))
+    batched = run(setting=Setting(engine=partial(Processes, kernel="batched"), workers=2))
     same_bits(every_state(batched), every_state(expected))
     assert sum("can't be batched" in message for message in caplog.messages) == 1
 
@@ -134,27 +136,28 @@ def test_a_model_that_cannot_be_batched_is_looped_by_all_workers(uneven):
     carriers = []
 
     def engine(*given):
-        carriers.append(Processes(*given, workers=2, kernel="batched"))
+        carriers.append(Processes(*given, kernel="batched"))
         return carriers[0]
 
     same_bits(
-        every_state(fit(algorithm, uneven, rounds=2, engine=engine)),
-        every_state(fit(algorithm, uneven, rounds=2, engine="loop")),
+        every_state(fit(algorithm, uneven, rounds=2, setting=Setting(engine=engine, workers=2))),
+        every_state(fit(algorithm, uneven, rounds=2, setting=Setting(engine="loop"))),
     )
     assert carriers[0].describe() == {"engine": "processes", "kernel": "loop", "workers": 2}
 
 
 def test_states_on_disk_stay_with_the_parent(uneven, tmp_path):
-    def engine(algorithm, federation):
-        return Processes(algorithm, federation, 2, states=States(federation.sizes, on_disk(tmp_path)))
+    def engine(algorithm, federation, setting, _):
+        return Processes(algorithm, federation, setting, states=States(federation.sizes, on_disk(tmp_path)))
 
-    found, expected = (fit(Ledgers(), uneven, rounds=2, engine=engine) for engine in (engine, Loop))
+    found = fit(Ledgers(), uneven, rounds=2, setting=Setting(engine=engine, workers=2))
+    expected = fit(Ledgers(), uneven, rounds=2, setting=Setting(engine=Loop))
     same_bits(every_state(found), every_state(expected))
 
 
 def test_clients_come_in_groups_where_there_are_many(uneven):
     # 4 clients and 1 worker: 4 // (4 · 1) = 1 at a time; of 3,000 the bound is 8.
-    carrier = Processes(Ledgers(), uneven, 1)
+    carrier = Processes(Ledgers(), uneven)
     assert carrier._groups(range(4), {}) == [[0], [1], [2], [3]]
     groups = carrier._groups(range(3000), {})
     assert {len(group) for group in groups} == {8}
@@ -165,7 +168,7 @@ def test_clients_come_in_groups_where_there_are_many(uneven):
 def test_batches_are_cut_from_the_cohort_whatever_the_number_of_workers(uneven):
     algorithm = Ledgers()
     for workers in (1, 3):
-        carrier = Processes(algorithm, uneven, workers, "batched")
+        carrier = Processes(algorithm, uneven, Setting(workers=workers), kernel="batched")
         # ⌈100/16⌉ = 7 is below 50; 110 in at most 50 each make 3 of 37; ⌈1000/16⌉ = 63; 256 is Batched's own bound.
         for count, size in ((10, 10), (100, 50), (110, 37), (1000, 63), (8000, 250)):
             batches = carrier._batches(algorithm.look, {}, range(count))
@@ -173,42 +176,44 @@ def test_batches_are_cut_from_the_cohort_whatever_the_number_of_workers(uneven):
             assert {len(batch) for batch in batches[:-1]} <= {size}
             assert len(batches[0]) == size
         assert carrier._batches(algorithm.look, {}, []) == []
-    given = Processes(algorithm, uneven, 2, "batched", 40)._batches(algorithm.look, {}, range(100))
+    given = Processes(algorithm, uneven, kernel="batched", chunk=40)._batches(algorithm.look, {}, range(100))
     assert [len(batch) for batch in given] == [40, 40, 20]
 
 
 def test_spawned_workers_do_the_same_and_say_what_they_cannot_be_sent(uneven, tmp_path):
     algorithm = FedAvg(perceptron(uneven), LOCAL)
-    found = fit(algorithm, uneven, rounds=2, engine=partial(Processes, workers=2, start="spawn"))
-    same_bits(every_state(found), every_state(fit(algorithm, uneven, rounds=2, engine="loop")))
+    found = fit(algorithm, uneven, rounds=2, setting=Setting(engine=partial(Processes, start="spawn"), workers=2))
+    same_bits(every_state(found), every_state(fit(algorithm, uneven, rounds=2, setting=Setting(engine="loop"))))
     with pytest.raises(ValueError, match=r"this Perilous can't be pickled.*at the top of a file.*engine='loop'"):
-        Processes(Perilous(tmp_path, extra=lambda: 0), uneven, 2, start="spawn")
+        Processes(Perilous(tmp_path, extra=lambda: 0), uneven, start="spawn")
     with pytest.raises(ValueError, match=r"workers must be a whole number of at least 1; given 0"):
-        Processes(algorithm, uneven, 0)
+        Setting(workers=0)
     with pytest.raises(ValueError, match="kernel must be 'loop' or 'batched'; given 'batch'"):
-        Processes(algorithm, uneven, 2, "batch")
+        Processes(algorithm, uneven, kernel="batch")
 
 
 def test_a_daemon_is_told_that_it_cannot_have_workers(uneven, monkeypatch):
     monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)
     with pytest.raises(ValueError, match=r"This process may not start others.*engine='loop' or 'batched' here"):
-        Processes(Ledgers(), uneven, 2)
+        Processes(Ledgers(), uneven, Setting(workers=2))
 
 
 def test_workers_begin_in_whatever_thread_the_run_is(uneven):
     found = []
     thread = threading.Thread(
-        target=lambda: found.append(fit(Ledgers(), uneven, rounds=2, engine=partial(Processes, workers=2)))
+        target=lambda: found.append(fit(Ledgers(), uneven, rounds=2, setting=Setting(engine=Processes, workers=2)))
     )
     thread.start()
     thread.join(timeout=60)
-    same_bits(every_state(found[0]), every_state(fit(Ledgers(), uneven, rounds=2, engine=Loop)))
+    same_bits(every_state(found[0]), every_state(fit(Ledgers(), uneven, rounds=2, setting=Setting(engine=Loop))))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks")
 def test_forked_workers_need_not_be_sent_the_algorithm(uneven, tmp_path):
     algorithm = Perilous(tmp_path, times=0, extra=lambda: 0)
-    found, expected = (fit(algorithm, uneven, rounds=2, engine=e) for e in (partial(Processes, workers=2), Loop))
+    found, expected = (
+        fit(algorithm, uneven, rounds=2, setting=Setting(engine=e, workers=w)) for e, w in ((Processes, 2), (Loop, 1))
+    )
     same_bits(every_state(found), every_state(expected))
 
 
@@ -216,7 +221,7 @@ def test_a_step_that_cannot_be_sent_runs_here_and_says_so(uneven, caplog):
     def local(client, message, data, key):
         return client, message
 
-    carrier = Processes(Failing(), uneven, 2)
+    carrier = Processes(Failing(), uneven, Setting(workers=2))
     outcomes = list(carrier.run(local, torch.ones(2), [0, 3], keys.key(0), training=True))
     assert [outcome.ids for outcome in outcomes] == [(0,), (3,)]
     assert not workers_alive()
@@ -233,8 +238,8 @@ def test_a_step_that_cannot_be_sent_runs_here_and_says_so(uneven, caplog):
 )
 def test_a_worker_that_ends_costs_nothing_but_time(uneven, tmp_path, caplog, kernel, what, told):
     run = partial(fit, Perilous(tmp_path, what), uneven, rounds=3)
-    found = run(engine=partial(Processes, workers=2, kernel=kernel, chunk=2))
-    same_bits(every_state(found), every_state(run(engine=KERNELS[kernel])))
+    found = run(setting=Setting(engine=partial(Processes, kernel=kernel, chunk=2), workers=2))
+    same_bits(every_state(found), every_state(run(setting=Setting(engine=KERNELS[kernel]))))
     lines = [message for message in caplog.messages if "worker process" in message]
     assert len(lines) == 1
     assert lines[0].startswith(f"A worker process {told} at Perilous.step for client-")
@@ -245,7 +250,7 @@ def test_a_worker_that_is_killed_from_outside_is_replaced(uneven, caplog):
     algorithm, carriers = FedAvg(perceptron(uneven), LOCAL), []
 
     def engine(*given):
-        carriers.append(Processes(*given, workers=2))
+        carriers.append(Processes(*given))
         return carriers[0]
 
     def kill(moment):
@@ -253,8 +258,8 @@ def test_a_worker_that_is_killed_from_outside_is_replaced(uneven, caplog):
             victim, *_ = workers_alive()
             os.kill(victim.pid, signal.SIGKILL)
 
-    found = fit(algorithm, uneven, rounds=4, engine=engine, callbacks=[kill])
-    same_bits(every_state(found), every_state(fit(algorithm, uneven, rounds=4, engine="loop")))
+    found = fit(algorithm, uneven, rounds=4, setting=Setting(engine=engine, workers=2), callbacks=[kill])
+    same_bits(every_state(found), every_state(fit(algorithm, uneven, rounds=4, setting=Setting(engine="loop"))))
     assert sum("was killed by SIGKILL" in message for message in caplog.messages) == 1
     assert not workers_alive()
 
@@ -262,7 +267,7 @@ def test_a_worker_that_is_killed_from_outside_is_replaced(uneven, caplog):
 def test_a_client_that_ends_every_worker_ends_the_run_and_is_named(uneven, tmp_path):
     message = r"3 worker processes in a row were lost at Perilous.step for client-2; .*SIGKILL.*take fewer workers"
     with pytest.raises(RuntimeError, match=message):
-        fit(Perilous(tmp_path, times=9), uneven, rounds=2, engine=partial(Processes, workers=2))
+        fit(Perilous(tmp_path, times=9), uneven, rounds=2, setting=Setting(engine=Processes, workers=2))
     assert len(list(tmp_path.iterdir())) == 3
     assert not workers_alive()
 
@@ -270,9 +275,9 @@ def test_a_client_that_ends_every_worker_ends_the_run_and_is_named(uneven, tmp_p
 def test_a_worker_that_hangs_is_replaced(uneven, tmp_path, caplog):
     run = partial(fit, Perilous(tmp_path, "hang"), uneven, rounds=2)
     began = time.monotonic()
-    found = run(engine=partial(Processes, workers=2, patience=1))
+    found = run(setting=Setting(engine=partial(Processes, patience=1), workers=2))
     assert time.monotonic() - began < 30
-    same_bits(every_state(found), every_state(run(engine="loop")))
+    same_bits(every_state(found), every_state(run(setting=Setting(engine="loop"))))
     assert (
         sum("did not answer within 1 seconds and was ended at Perilous.step for client-2" in m for m in caplog.messages)
         == 1
@@ -280,14 +285,14 @@ def test_a_worker_that_hangs_is_replaced(uneven, tmp_path, caplog):
 
 
 def test_an_error_of_a_type_that_cannot_be_sent_comes_as_text(uneven):
-    algorithm, carrier = Failing(), Processes(Failing(), uneven, 1)
+    algorithm, carrier = Failing(), Processes(Failing(), uneven)
     with pytest.raises(RuntimeError, match=r"(?s)failed in a worker process.*OddError: nobody else knows this type"):
         list(carrier.run(algorithm.odd, {}, [0], keys.key(0), training=True))
     carrier.close()
 
 
 def test_an_operation_that_was_left_is_over(uneven):
-    algorithm, carrier = Failing(), Processes(Failing(), uneven, 2)
+    algorithm, carrier = Failing(), Processes(Failing(), uneven, Setting(workers=2))
 
     def run(value):
         return carrier.run(algorithm.slow, {"x": torch.tensor(value)}, [0, 1, 2, 3], keys.key(0), training=True)
@@ -311,7 +316,7 @@ import multiprocessing
 from pathlib import Path
 from dataclasses import dataclass
 import torch
-from archipel import Algorithm, Federation, fit
+from archipel import Algorithm, Federation, Setting, fit
 from archipel.engines import Processes
 
 class Sleepy(Algorithm):
@@ -334,7 +339,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a test's own process
 threading.Thread(target=tell).start()
 federation = Federation.from_arrays([(torch.zeros(4, 2), torch.arange(4) % 2)] * 4, test=0.0)
 try:
-    fit(Sleepy(), federation, rounds=2, engine=lambda *given: Processes(*given, workers=2))
+    fit(Sleepy(), federation, rounds=2, setting=Setting(engine=Processes, workers=2))
 except KeyboardInterrupt:
     print("interrupted", multiprocessing.active_children(), flush=True)
 """

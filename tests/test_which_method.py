@@ -9,6 +9,7 @@ from torch import nn
 
 from archipel import Federation, fit
 from archipel.core.trees import nbytes
+from archipel.engines.setting import Setting
 from archipel.experiments.methods import SECTIONS
 from archipel.learning.tasks import classification
 from archipel.papers.consensus.entrants import ENTRANTS, STEPS
@@ -46,7 +47,7 @@ def test_bytes_are_those_of_the_ledger(name, islands):
     task = classification(nn.Sequential(nn.Linear(22, 30), nn.Tanh()), islands)
     algorithm = SECTIONS[name].model_validate(section).build(task, islands)
     assert nbytes(task.init(torch.tensor(0))) == 4000
-    run = fit(algorithm, islands, rounds=3, engine="loop", until=2)
+    run = fit(algorithm, islands, rounds=3, setting=Setting(engine="loop"), until=2)
     record = run.history[1]  # the first round may begin with more
     found = [record["uplink"] / CLIENTS, record["downlink"] / CLIENTS, nbytes(run.clients[0])]
     assert found == rows()[entrant.title]

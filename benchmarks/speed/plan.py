@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
-from archipel.engines.auto import NAMES
+from archipel.engines.setting import EngineName
 from speed.measure import PEERS, Contender, Plan, Workload
 from speed.work import Work
 from speed.works_of_archipel import ROUTING_STEPS
@@ -152,7 +152,7 @@ def engines(work: Work) -> list[Contender]:
     """Every engine by its name, but the wire, which is for tests."""
     return [
         Contender(f"{ARCHIPEL}, {name}", "archipel", work, {"engine": name})
-        for name in NAMES
+        for name in get_args(EngineName)
         if name not in ("auto", "wire")
     ]
 

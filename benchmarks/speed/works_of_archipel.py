@@ -20,7 +20,7 @@ from archipel.core.sampling import Full, Sample
 from archipel.core.trees import Tree, leaves
 from archipel.data.federation import Client, Federation
 from archipel.data.inputs import Inputs
-from archipel.engines.device import Precision
+from archipel.engines.setting import Precision, Setting
 from archipel.fit import Moment, fit
 from archipel.learning.criteria import CrossEntropy
 from archipel.learning.networks import Network
@@ -124,9 +124,7 @@ def run(
         clients,
         rounds=rounds,
         cohort=cohort,
-        engine=engine,
-        workers=workers,
-        precision=precision,
+        setting=Setting(engine=engine, workers=workers, precision=precision),
         callbacks=[after],
     )
 

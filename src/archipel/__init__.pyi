@@ -22,6 +22,7 @@ from archipel.core.trees import PerExample as PerExample
 from archipel.data.federation import Federation as Federation
 from archipel.drm.refit import refitted as refitted
 from archipel.drm.strangers import Watch as Watch
+from archipel.engines.setting import Setting as Setting
 from archipel.experiments.loading import load as load
 from archipel.fit import Moment as Moment
 from archipel.fit import fit as fit

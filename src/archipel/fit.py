@@ -24,11 +24,10 @@ from archipel.core.progress import RoundBar
 from archipel.core.sampling import Cohort, Full
 from archipel.core.trees import PerClient, Tree, finite
 from archipel.data.federation import Federation
-from archipel.engines.auto import Engine, choose
+from archipel.engines.auto import choose
 from archipel.engines.carrier import Carrier, log
-from archipel.engines.device import Precision, Setting
 from archipel.engines.handle import Handle, Ledger
-from archipel.learning.compiling import Compile, MemoryFormat
+from archipel.engines.setting import DEFAULT, Setting
 from archipel.learning.networks import Network, held
 from archipel.learning.sgd import SGD
 from archipel.learning.solver_checks import solver
@@ -36,7 +35,7 @@ from archipel.learning.tasks import Supervised, Task
 from archipel.runs.evaluate import evaluate
 from archipel.runs.run import Facts, Run
 from archipel.states.checkpoint import Checkpoint
-from archipel.states.placement import Where, store_in
+from archipel.states.placement import store_in
 from archipel.states.table import States
 
 
@@ -71,13 +70,7 @@ def fit(
     rounds: int,
     cohort: Cohort | None = None,
     seed: int = 0,
-    engine: Engine = "auto",
-    workers: int | None = None,
-    device: torch.device | str = "cpu",
-    precision: Precision = "float32",
-    memory_format: MemoryFormat = "channels_last",
-    compile: Compile | None = None,
-    states: Where = "auto",
+    setting: Setting = DEFAULT,
     evaluate_every: int | None = None,
     callbacks: Sequence[Callback] = (),
     folder: str | Path | None = None,
@@ -98,20 +91,8 @@ def fit(
         rounds: T, how many rounds; schedules run over them.
         cohort: who takes part in each round; default: everybody.
         seed: of everything random in the run.
-        engine: who carries steps out. ``"auto"``: chosen by the model and the size of a step's operations, and told in
-            the log; ``"loop"``: one client after another; ``"threads"``: as many at once as there are workers;
-            ``"batched"``: many as one computation; ``"processes"``: one or many at once in each of several processes;
-            ``"wire"``: everything as bytes, for tests; or a function that makes a carrier.
-        workers: threads or processes; default: one a core where it pays.
-        device: where steps compute: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, …. The server stays on the CPU.
-        precision: of matrix products and convolutions in steps: ``"float32"`` or ``"bfloat16"``.
-        memory_format: of images in networks, in steps: ``"channels_last"`` or ``"contiguous"``. Results agree up to
-            rounding.
-        compile: networks go through ``torch.compile`` in steps, in its mode ``"default"`` or, for CUDA graphs on a GPU,
-            ``"reduce-overhead"``; default: they don't. Compiling takes a minute at the start and needs a C++ compiler.
-            Results agree with those without it up to rounding.
-        states: where the clients' states are kept: ``"memory"``; ``"disk"``, in a file that is gone when the run is; or
-            ``"auto"``: on disk, and told in the log, where they would take more than half of the available memory.
+        setting: how the run is carried out, as ``Setting(engine="threads", device="cuda")``: engine, workers, device,
+            precision, and where the clients' states are kept.
         evaluate_every: rounds between evaluations; default: only the last model. The last is always evaluated.
         callbacks: called after each round.
         folder: where checkpoints and ``metrics.jsonl`` go; default: nothing is written.
@@ -131,17 +112,15 @@ def fit(
         DivergenceError: NaN or infinities everywhere; what was good is in the checkpoint.
         KeyboardInterrupt: after Ctrl-C, once the checkpoint is written.
     """
-    _check(
-        rounds=rounds, evaluate_every=evaluate_every, checkpoint_every=checkpoint_every, until=until, workers=workers
-    )
+    _check(rounds=rounds, evaluate_every=evaluate_every, checkpoint_every=checkpoint_every, until=until)
     _check_parts(algorithm, federation, cohort, seed)
     torch.set_num_threads(1)
     edges = () if groups is None else numbered(groups, [client.name for client in federation.clients])
     root = keys.key(seed)
     sizes, cohort = federation.sizes, cohort or Full()
     place = Path(folder) if folder is not None else None
-    table, setting = States(sizes, store_in(states, place)), Setting(device, precision, memory_format, compile)
-    carrier, why = choose(engine, algorithm, federation, workers, table, setting)
+    table = States(sizes, store_in(setting.states, place))
+    carrier, why = choose(algorithm, federation, setting, table)
     log.info("engine: %s; %s", carrier.describe()["engine"], why)
     identity = {
         "rounds": rounds,

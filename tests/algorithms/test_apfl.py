@@ -23,6 +23,7 @@ from torch import nn
 from archipel import APFL, SGD, FedAvg, Local, Sample, classification, fit
 from archipel.core.trees import flatten
 from archipel.engines import Loop
+from archipel.engines.setting import Setting
 from archipel.learning.quadratic import Quadratic, quadratic_federation
 
 
@@ -34,7 +35,7 @@ def mixtures(run):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_trajectory_on_paper(engine):
     algorithm = APFL(Quadratic(), SGD(lr=0.1, steps=1, batch=None), alpha=0.25)
-    run = fit(algorithm, scalars(*THREE), rounds=3, engine=ENGINES[engine])
+    run = fit(algorithm, scalars(*THREE), rounds=3, setting=Setting(engine=ENGINES[engine]))
     assert of_server(run) == pytest.approx(1.09874074, abs=1e-8)  # ORACLES.md
     assert mixtures(run)[:, 0] == pytest.approx((0.81801714, 0.84903928, 1.01948785), abs=1e-8)
 
@@ -46,7 +47,7 @@ def test_the_trajectory_on_paper(engine):
 def test_the_fixed_points(problem, alpha, steps, lr):
     rounds = 90 // steps
     algorithm = APFL(Quadratic(), SGD(lr=lr, steps=steps, batch=None), alpha=alpha)
-    run = fit(algorithm, scalars(*problem), rounds=rounds, engine=Loop)
+    run = fit(algorithm, scalars(*problem), rounds=rounds, setting=Setting(engine=Loop))
     A, a = map(np.array, problem)
     # Between two exchanges θ_k − a shrinks by B a step, and ω − a by C but for what the mixture has of θ_k:
     # v ← C v − ηα(1 − α) A B^s (θ − a). A round leaves ω where it is.
@@ -107,7 +108,7 @@ def test_vector_clients_by_hand_with_partial_participation(setting, weights, eng
     (A, a), cohort = vectors(), Sample(count=3)
     federation = quadratic_federation(A, 3 * a, SIZES)
     algorithm = APFL(Quadratic(3), SGD(lr=0.12, steps=2, batch=None), weights=weights, **SETTINGS[setting])
-    run = fit(algorithm, federation, rounds=5, cohort=cohort, engine=ENGINES[engine])
+    run = fit(algorithm, federation, rounds=5, cohort=cohort, setting=Setting(engine=ENGINES[engine]))
     theta, mixture, alpha = simulated(
         A.numpy(),
         3 * a.numpy(),
@@ -135,7 +136,7 @@ def test_vector_clients_by_hand_with_partial_participation(setting, weights, eng
 def test_alpha_is_clipped_at_0_too():
     # f = ½ θ², ω and θ at 1 and 2 by hand: ⟨ω − θ, ∇f(ω̄)⟩ < 0 lets α grow; with ω beyond θ it falls below 0.
     algorithm = APFL(Quadratic(), SGD(lr=0.5, steps=1, batch=None), alpha=0.1, adaptive=True)
-    run = fit(algorithm, scalars([1.0], [1.0]), rounds=1, engine=Loop)
+    run = fit(algorithm, scalars([1.0], [1.0]), rounds=1, setting=Setting(engine=Loop))
     client = run.clients[0] | {"omega": {"theta": torch.tensor([9.0], dtype=torch.float64)}}
     one = Loop(algorithm, scalars([1.0], [1.0]))
     one.states.load([client])
@@ -150,7 +151,7 @@ def test_alpha_is_clipped_at_0_too():
 def test_the_shared_model_ends_where_fedavg_does(weights):
     A, a = vectors()
     algorithm = APFL(Quadratic(3), SGD(lr=0.25, steps=4, batch=None), alpha=0.8, weights=weights)
-    run = fit(algorithm, quadratic_federation(A, a, SIZES), rounds=20, engine=Loop)
+    run = fit(algorithm, quadratic_federation(A, a, SIZES), rounds=20, setting=Setting(engine=Loop))
     N = np.eye(3) - power(np.eye(3) - 0.25 * A.numpy(), 4)
     assert of_server(run) == pytest.approx(meeting(N, a, shares(weights, SIZES)), abs=1e-5)
 
@@ -166,7 +167,7 @@ BLOCK = SGD(lr=0.2, steps=3, batch=4, momentum=0.9, keep_momentum=True, schedule
 @pytest.mark.parametrize("engine", ENGINES)
 def test_alpha_one_is_training_alone_and_alpha_zero_the_shared_model(uneven, task, engine):
     def train(algorithm):
-        return fit(algorithm, uneven, rounds=3, engine=ENGINES[engine])
+        return fit(algorithm, uneven, rounds=3, setting=Setting(engine=ENGINES[engine]))
 
     alone, shared = train(Local(task, BLOCK)), train(FedAvg(task, BLOCK, weights="uniform"))
     one, zero = train(APFL(task, BLOCK, alpha=1.0)), train(APFL(task, BLOCK, alpha=0.0))

@@ -10,6 +10,7 @@ from archipel import APFL, L2SGD, SGD, Ditto, FedAvg, FedDyn, FedProx, PFedMe, c
 from archipel.core.examples import Examples
 from archipel.core.trees import flatten, tree_map
 from archipel.engines import Loop
+from archipel.engines.setting import Setting
 from archipel.learning.batch_norm import POLICIES, recompute
 
 LOCAL = SGD(lr=0.1, steps=2, batch=6)
@@ -29,7 +30,7 @@ UNIFORM = ("APFL", "FedDyn", "L2SGD", "PFedMe")
 def test_the_policy_decides_over_the_shared_statistics(uneven, name, policy):
     encoder = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh())
     task = classification(encoder, uneven)
-    run = fit(MAKERS[name](task, policy), uneven, rounds=2, engine=Loop)
+    run = fit(MAKERS[name](task, policy), uneven, rounds=2, setting=Setting(engine=Loop))
     server = run.server["inner"] if name == "Ditto" else run.server
     found, fresh = flatten(server["model"]["buffers"]), flatten(task.init(torch.tensor(0))["buffers"])
     assert list(found) == list(fresh)
@@ -53,7 +54,7 @@ def test_the_policy_decides_over_the_shared_statistics(uneven, name, policy):
 @pytest.mark.parametrize("name", ["APFL", "Ditto", "L2SGD", "PFedMe"])
 def test_personal_models_keep_statistics_of_their_own(uneven, name):
     task = classification(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), uneven)
-    run = fit(MAKERS[name](task, "share"), uneven, rounds=2, engine=Loop)
+    run = fit(MAKERS[name](task, "share"), uneven, rounds=2, setting=Setting(engine=Loop))
     entry = {"APFL": "omega", "L2SGD": "model"}.get(name, "personal")
     means = [flatten(client[entry]["buffers"])["1/running_mean"] for client in run.clients]
     # Clients' inputs lie a unit apart.

@@ -31,6 +31,7 @@ from archipel.algorithms.fpfc import FPFC
 from archipel.compress import BlockQuantisation, Dithering, Identity, Natural, TopK
 from archipel.core.trees import flatten
 from archipel.engines import Loop, Wire
+from archipel.engines.setting import Setting
 from archipel.experiments import build
 from archipel.experiments.reading import validate
 from archipel.learning.quadratic import Quadratic, quadratic_federation
@@ -54,7 +55,7 @@ def same_bits(one, other):
 def test_without_compression_it_is_the_inner_algorithm_to_the_bit(uneven, task, engine):
     inner = FedAvg(task, BLOCK)
     alone, wrapped = (
-        fit(algorithm, uneven, rounds=3, cohort=Sample(count=3), engine=ENGINES[engine])
+        fit(algorithm, uneven, rounds=3, cohort=Sample(count=3), setting=Setting(engine=ENGINES[engine]))
         for algorithm in (inner, Compressing(inner, Identity()))
     )
     same_bits(wrapped.server, alone.server)
@@ -70,12 +71,16 @@ def test_without_compression_it_is_the_inner_algorithm_to_the_bit(uneven, task, 
 @pytest.mark.parametrize("uplink", [Dithering(levels=3), Natural(), TopK(fraction=0.2), BlockQuantisation(block=7)])
 def test_the_uplink_is_what_the_formula_says(uneven, task, uplink, engine):
     run = fit(
-        Compressing(FedAvg(task, BLOCK), uplink), uneven, rounds=2, cohort=Sample(count=3), engine=ENGINES[engine]
+        Compressing(FedAvg(task, BLOCK), uplink),
+        uneven,
+        rounds=2,
+        cohort=Sample(count=3),
+        setting=Setting(engine=ENGINES[engine]),
     )
     # Each tensor by itself, in whole bytes, where that saves something; and the loss, a float32.
     a_model = sum(min(-(-uplink.bits(n) // 8), 4 * n) for n in (3 * 5, 5, 5 * 3, 3))
     assert [r["uplink"] for r in run.history] == [3 * (a_model + 4)] * 2
-    plain = fit(FedAvg(task, BLOCK), uneven, rounds=2, cohort=Sample(count=3), engine=ENGINES[engine])
+    plain = fit(FedAvg(task, BLOCK), uneven, rounds=2, cohort=Sample(count=3), setting=Setting(engine=ENGINES[engine]))
     assert [r["downlink"] for r in run.history] == [r["downlink"] for r in plain.history]
 
 
@@ -83,7 +88,7 @@ def test_a_client_sends_its_difference_and_keeps_what_was_left_out():
     """One client, by hand: θ_1 − θ = −η A (θ − a) with θ = 0, of which the largest entry is sent."""
     a = torch.tensor([[1.0, -4.0, 2.0]], dtype=torch.float64)
     algorithm = Compressing(FedAvg(Quadratic(3), SGD(lr=0.5, steps=1, batch=None)), TopK(k=1))
-    run = fit(algorithm, quadratic_federation(torch.eye(3)[None], a), rounds=3, engine=Loop)
+    run = fit(algorithm, quadratic_federation(torch.eye(3)[None], a), rounds=3, setting=Setting(engine=Loop))
     theta, error, a = np.zeros(3), np.zeros(3), a[0].numpy()
     for _ in range(3):
         whole = -0.5 * (theta - a) + error
@@ -108,10 +113,10 @@ def cycle():
 def test_error_feedback_converges_where_top_k_alone_runs_away():
     rate, rounds = 0.02, 60
     plain = Compressing(FedAvg(Quadratic(3), SGD(lr=rate, steps=1, batch=None)), TopK(k=1), feedback=False)
-    runaway = fit(plain, cycle(), rounds=rounds, engine=Loop)
+    runaway = fit(plain, cycle(), rounds=rounds, setting=Setting(engine=Loop))
     assert of_server(runaway) + 1 == pytest.approx((1 + 11 * rate / 6) ** rounds, rel=1e-9)
     assert "errors" not in runaway.clients[0]
-    run = fit(replace(plain, feedback=True), cycle(), rounds=rounds, engine=Loop)
+    run = fit(replace(plain, feedback=True), cycle(), rounds=rounds, setting=Setting(engine=Loop))
     # All clients' gradients vanish at the minimum, so that nothing is left out there. To first order in γ the rate is
     # gradient descent's on the mean, whose flattest direction is (1, 1, 1), with the eigenvalue 2/3 + 1/2.
     assert np.abs(of_server(run) + 1).max() < 1.5 * (1 - rate * 7 / 6) ** rounds
@@ -123,7 +128,10 @@ def test_unbiased_compression_ends_at_a_common_minimum_exactly(uplink):
     A, _ = vectors()
     federation = quadratic_federation(A, torch.full((4, 3), 2.0), SIZES)
     run = fit(
-        Compressing(FedAvg(Quadratic(3), SGD(lr=0.25, steps=2, batch=None)), uplink), federation, rounds=40, engine=Loop
+        Compressing(FedAvg(Quadratic(3), SGD(lr=0.25, steps=2, batch=None)), uplink),
+        federation,
+        rounds=40,
+        setting=Setting(engine=Loop),
     )
     # Eigenvalues are above 1/2: without noise a round shrinks by (1 − 0.25/2)² or more, 0.766^40 = 2e-5.
     assert of_server(run) == pytest.approx(2, abs=1e-3)
@@ -138,7 +146,7 @@ def test_fedavg_with_dithering_stays_about_where_fedavg_ends():
         Compressing(FedAvg(Quadratic(3), local), Dithering(levels=8)),
         federation,
         rounds=rounds,
-        engine=Loop,
+        setting=Setting(engine=Loop),
         callbacks=[lambda moment: seen.append(moment.server["model"]["theta"].numpy())],
     )
     N, rho = np.eye(3) - power(np.eye(3) - 0.1 * A.numpy(), 2), shares("examples", SIZES)
@@ -174,7 +182,7 @@ class Noting(Identity):
 
 def test_draws_differ_between_rounds_clients_and_tensors(uneven, task):
     noting = Noting()
-    fit(Compressing(FedAvg(task, BLOCK), noting), uneven, rounds=3, engine=Loop)
+    fit(Compressing(FedAvg(task, BLOCK), noting), uneven, rounds=3, setting=Setting(engine=Loop))
     assert len(set(noting.keys)) == len(noting.keys) == 3 * 4 * 4
 
 
@@ -183,7 +191,7 @@ def test_entries_that_the_message_has_not_got_are_compressed_as_they_are(uneven,
     inner = SCAFFOLD(task, plain)
     some, both = Compressing(inner, FINE), Compressing(inner, FINE, entries=("model", "change"))
     model = sum(min(-(-FINE.bits(n) // 8), 4 * n) for n in (15, 5, 15, 3))
-    uplink = [fit(x, uneven, rounds=1, engine=Loop).history[0]["uplink"] for x in (some, both)]
+    uplink = [fit(x, uneven, rounds=1, setting=Setting(engine=Loop)).history[0]["uplink"] for x in (some, both)]
     assert uplink == [4 * (model + 4 * 38 + 4), 4 * (2 * model + 4)]
 
 
@@ -193,10 +201,10 @@ def test_inside_ditto_and_around_it(uneven, task, engine):
     within = Ditto(Compressing(fedavg, TopK(fraction=0.3)), BLOCK, 0.5)
     around = Compressing(Ditto(fedavg, BLOCK, 0.5), Dithering(levels=3))
     alone = [
-        fit(Compressing(fedavg, uplink), uneven, rounds=2, engine=ENGINES[engine])
+        fit(Compressing(fedavg, uplink), uneven, rounds=2, setting=Setting(engine=ENGINES[engine]))
         for uplink in (TopK(fraction=0.3), Dithering(levels=3))
     ]
-    runs = [fit(algorithm, uneven, rounds=2, engine=ENGINES[engine]) for algorithm in (within, around)]
+    runs = [fit(algorithm, uneven, rounds=2, setting=Setting(engine=ENGINES[engine])) for algorithm in (within, around)]
     for run, shared in zip(runs, alone, strict=True):
         same_bits(run.server["inner"], shared.server)
         assert [r["uplink"] for r in run.history] == [r["uplink"] for r in shared.history]
@@ -205,7 +213,7 @@ def test_inside_ditto_and_around_it(uneven, task, engine):
 
 def test_ditto_around_it_crosses_a_wire(uneven, task):
     algorithm = Compressing(Ditto(Compressing(FedAvg(task, BLOCK), TopK(fraction=0.3)), BLOCK, 0.5), Natural())
-    looped, wired = (fit(algorithm, uneven, rounds=2, engine=engine) for engine in (Loop, Wire))
+    looped, wired = (fit(algorithm, uneven, rounds=2, setting=Setting(engine=engine)) for engine in (Loop, Wire))
     same_bits(wired.server, looped.server)
     assert [r["uplink"] for r in wired.history] == [r["uplink"] for r in looped.history]
 
@@ -216,7 +224,7 @@ def test_it_offers_what_the_inner_algorithm_offers(uneven, task):
         algorithm = Compressing(inner, FINE)
         for protocol in (Predicts, PredictsGlobally, Adapts, Routes):
             assert isinstance(algorithm, protocol) == isinstance(inner, protocol), protocol
-    run = fit(replace(algorithm, uplink=Natural()), uneven, rounds=1, engine=Loop)
+    run = fit(replace(algorithm, uplink=Natural()), uneven, rounds=1, setting=Setting(engine=Loop))
     assert "routing_accuracy" in run.metrics
 
 
@@ -255,16 +263,24 @@ def test_what_cant_be_is_refused(uneven, task):
         fit(Compressing(Local(Quadratic(), SGD(lr=0.1, steps=1, batch=None)), FINE), scalars(*TWO), rounds=1)
     fpfc = FPFC(task, replace(BLOCK, keep_momentum=False), penalty=0.5, xi=0.05)
     with pytest.raises(ValueError, match=r"Nothing that clients of FPFC send.*entries.*model/head/weight"):
-        fit(Compressing(fpfc, FINE), uneven, rounds=1, engine=Loop)
+        fit(Compressing(fpfc, FINE), uneven, rounds=1, setting=Setting(engine=Loop))
     assert (
-        fit(Compressing(fpfc, FINE, entries=("model",)), uneven, rounds=1, engine=Loop).history[0]["uplink"] < 4 * 156
+        fit(Compressing(fpfc, FINE, entries=("model",)), uneven, rounds=1, setting=Setting(engine=Loop)).history[0][
+            "uplink"
+        ]
+        < 4 * 156
     )
     with pytest.raises(ValueError, match=r"TopK needs error feedback.*the entries model.*RandK"):
-        fit(Compressing(fpfc, TopK(fraction=0.1), entries=("model",)), uneven, rounds=1, engine=Loop)
+        fit(Compressing(fpfc, TopK(fraction=0.1), entries=("model",)), uneven, rounds=1, setting=Setting(engine=Loop))
     scaffold = SCAFFOLD(task, replace(BLOCK, momentum=0.0, keep_momentum=False))
     with pytest.raises(
         ValueError, match="TopK needs error feedback, and 'change/encoder/0/weight' isn't in the server"
     ):
-        fit(Compressing(scaffold, TopK(fraction=0.1), ("model", "change")), uneven, rounds=1, engine=Loop)
+        fit(
+            Compressing(scaffold, TopK(fraction=0.1), ("model", "change")),
+            uneven,
+            rounds=1,
+            setting=Setting(engine=Loop),
+        )
     with pytest.raises(ValueError, match="k = 9 is more than the 5 entries"):
-        fit(Compressing(fedavg, TopK(k=9)), uneven, rounds=1, engine=Loop)
+        fit(Compressing(fedavg, TopK(k=9)), uneven, rounds=1, setting=Setting(engine=Loop))

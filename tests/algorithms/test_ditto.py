@@ -23,6 +23,7 @@ from torch import nn
 from archipel import SGD, Ditto, FedAvg, FedDyn, FedProx, Local, Sample, classification, fit
 from archipel.core.trees import flatten
 from archipel.engines import Loop
+from archipel.engines.setting import Setting
 from archipel.learning.quadratic import Quadratic, quadratic_federation
 
 STEP = SGD(lr=0.2, steps=1, batch=None)
@@ -38,7 +39,7 @@ def shared(run):
 )
 def test_the_fixed_points_on_paper(problem, penalty, theta, personal):
     algorithm = Ditto(FedAvg(Quadratic(), STEP), STEP, penalty)
-    run = fit(algorithm, scalars(*problem), rounds=45, engine=Loop)
+    run = fit(algorithm, scalars(*problem), rounds=45, setting=Setting(engine=Loop))
     # θ contracts by 1 − 0.2 · 7/3 or faster, ω by 1 − 0.2 (1 + μ): 0.6^45 = 1e-10
     assert shared(run) == pytest.approx(theta, abs=1e-8)
     assert of_clients(run, "personal")[:, 0] == pytest.approx(personal, abs=1e-8)
@@ -57,7 +58,7 @@ def test_any_shared_model_is_a_centre(inner, weights):
     }[inner]
     # Two personal steps of 0.3 shrink by (1 − 0.3 (0.5 + 1.5))² at least; θ by 0.65 a round or faster.
     ditto = Ditto(algorithm, SGD(lr=0.3, steps=2, batch=None), penalty=1.5)
-    run = fit(ditto, quadratic_federation(A, a, SIZES), rounds=30, engine=Loop)
+    run = fit(ditto, quadratic_federation(A, a, SIZES), rounds=30, setting=Setting(engine=Loop))
     theta = meeting(N, a, rho)
     assert shared(run) == pytest.approx(theta, abs=1e-5)
     expected = theta - times(proximal_map(A, 1.5), theta - a.numpy())
@@ -70,7 +71,7 @@ def test_the_centre_is_what_was_broadcast_and_follows_it(engine):
     federation, cohort, mu = quadratic_federation(A, a, SIZES), Sample(count=2), 1.5
     inner = FedAvg(Quadratic(3), SGD(lr=0.1, steps=2, batch=None))
     ditto = Ditto(inner, SGD(lr=0.15, steps=2, batch=None), mu)
-    run = fit(ditto, federation, rounds=5, cohort=cohort, engine=ENGINES[engine])
+    run = fit(ditto, federation, rounds=5, cohort=cohort, setting=Setting(engine=ENGINES[engine]))
     A, a, theta, omega = A.numpy(), a.numpy(), np.zeros(3), np.zeros((4, 3))
     shrink = power(np.eye(3) - 0.1 * A, 2)
     for ids in cohorts(cohort, federation, 5):
@@ -92,7 +93,9 @@ BLOCK = SGD(lr=0.2, steps=3, batch=4, momentum=0.9, keep_momentum=True, schedule
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_shared_model_is_as_if_there_were_no_personal_ones(uneven, task, engine):
     inner = FedAvg(task, BLOCK)
-    alone, ditto = (fit(x, uneven, rounds=3, engine=ENGINES[engine]) for x in (inner, Ditto(inner, BLOCK, 0.7)))
+    alone, ditto = (
+        fit(x, uneven, rounds=3, setting=Setting(engine=ENGINES[engine])) for x in (inner, Ditto(inner, BLOCK, 0.7))
+    )
     one, other = flatten(alone.server), flatten(ditto.server["inner"])
     assert list(one) == list(other)
     assert all(torch.equal(one[name], other[name]) for name in one)
@@ -105,7 +108,7 @@ def test_the_shared_model_is_as_if_there_were_no_personal_ones(uneven, task, eng
 @pytest.mark.parametrize("engine", ENGINES)
 def test_without_a_penalty_everybody_trains_alone(uneven, task, engine):
     alone, ditto = (
-        fit(x, uneven, rounds=3, engine=ENGINES[engine])
+        fit(x, uneven, rounds=3, setting=Setting(engine=ENGINES[engine]))
         for x in (Local(task, BLOCK), Ditto(FedAvg(task, BLOCK), BLOCK, 0.0))
     )
     for one, other in zip(alone.clients, ditto.clients, strict=True):
@@ -116,12 +119,12 @@ def test_without_a_penalty_everybody_trains_alone(uneven, task, engine):
 def test_a_large_penalty_leaves_the_centre():
     # ημ = 1: ω ← θ − η ∇f(ω)
     ditto = Ditto(FedAvg(Quadratic(), STEP), SGD(lr=1e-9, steps=1, batch=None), penalty=1e9)
-    run = fit(ditto, scalars(*THREE), rounds=30, engine=Loop)
+    run = fit(ditto, scalars(*THREE), rounds=30, setting=Setting(engine=Loop))
     assert of_clients(run, "personal") == pytest.approx(2.0, abs=1e-7)
 
 
 def test_global_and_personal_models_are_told_apart():
-    run = fit(Ditto(FedAvg(Quadratic(), STEP), STEP, 1.0), scalars(*THREE), rounds=2, engine=Loop)
+    run = fit(Ditto(FedAvg(Quadratic(), STEP), STEP, 1.0), scalars(*THREE), rounds=2, setting=Setting(engine=Loop))
     x = torch.zeros(1, 1, 1)
     found = [run.algorithm.predict(run.server, client, x).item() for client in run.clients]
     assert found == of_clients(run, "personal")[:, 0].tolist()

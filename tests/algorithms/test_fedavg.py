@@ -14,6 +14,7 @@ from archipel.core import keys
 from archipel.core.trees import flatten, leaves
 from archipel.data import Client
 from archipel.engines import Loop, Wire
+from archipel.engines.setting import Setting
 from archipel.learning.quadratic import Quadratic, quadratic_federation
 
 
@@ -28,7 +29,8 @@ def limit(A, a, weights, lr, steps):
 
 
 def end(federation, rounds, d=1, **settings):
-    fitting = {name: settings.pop(name) for name in ("engine", "cohort", "answers") if name in settings}
+    fitting = {name: settings.pop(name) for name in ("cohort", "answers") if name in settings}
+    fitting["setting"] = Setting(engine=settings.pop("engine", "auto"))
     weights = {"weights": settings.pop("weights")} if "weights" in settings else {}
     algorithm = FedAvg(Quadratic(d), SGD(batch=None, **settings), **weights)
     return fit(algorithm, federation, rounds=rounds, **fitting).server["model"]["theta"].numpy()
@@ -181,7 +183,7 @@ def test_uneven_pieces_find_the_minimum_of_the_whole(logistic):
 def test_weights_are_examples_held_and_not_examples_drawn(engine):
     # n = (1, 3), exact Newton steps to (0, 4), one example a step: 3, not 2.
     algorithm = FedAvg(Quadratic(), SGD(lr=1.0, steps=1, batch=1))
-    run = fit(algorithm, scalars([1.0, 1.0], [0.0, 4.0], [1, 3]), rounds=1, engine=ENGINES[engine])
+    run = fit(algorithm, scalars([1.0, 1.0], [0.0, 4.0], [1, 3]), rounds=1, setting=Setting(engine=ENGINES[engine]))
     assert run.server["model"]["theta"].item() == 3
 
 
@@ -196,7 +198,13 @@ def test_a_client_smaller_than_a_batch_trains_on_all_it_has(engine):
     )
     federation = Federation("small and large", (small, large), scalars([1.0], [0.0]).inputs, None)
     algorithm = FedAvg(Quadratic(), SGD(lr=1.0, epochs=1, batch=10))
-    run = fit(algorithm, federation, rounds=1, engine=ENGINES[engine], answers=lambda round, client: client == 0)
+    run = fit(
+        algorithm,
+        federation,
+        rounds=1,
+        setting=Setting(engine=ENGINES[engine]),
+        answers=lambda round, client: client == 0,
+    )
     assert run.server["model"]["theta"].item() == pytest.approx(3, abs=1e-15)
 
 
@@ -228,7 +236,7 @@ class Mixed(nn.Module):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_buffers_of_any_dtype_are_averaged_in_it(uneven, engine):
     algorithm = FedAvg(classification(Mixed(), uneven), SGD(lr=0.1, epochs=1, batch=4))
-    buffers = fit(algorithm, uneven, rounds=1, engine=ENGINES[engine]).server["model"]["buffers"]
+    buffers = fit(algorithm, uneven, rounds=1, setting=Setting(engine=ENGINES[engine])).server["model"]["buffers"]
     steps = -(-uneven.sizes // 4)  # a pass of each client, rounded up
     mean = float((uneven.sizes * steps).double().sum() / uneven.sizes.sum())
     assert {name: (t.dtype, t.shape) for name, t in buffers.items()} == {

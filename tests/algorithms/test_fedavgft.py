@@ -10,6 +10,7 @@ from archipel.core import keys
 from archipel.core.trees import flatten
 from archipel.engines import Loop
 from archipel.engines.carrier import client_data
+from archipel.engines.setting import Setting
 from archipel.learning.batch_norm import POLICIES
 from archipel.learning.quadratic import Quadratic, quadratic_federation
 from archipel.runs.answers import vote
@@ -32,7 +33,9 @@ def adapted(run, federation, k):
 def test_training_is_fedavgs_to_the_bit(uneven, engine):
     task = classification(nn.Sequential(nn.Linear(3, 5), nn.Tanh()), uneven)
     methods = (FedAvg(task, BLOCK), FedAvgFT(task, BLOCK, SGD(lr=0.5, epochs=2, batch=4)))
-    avg, tuned = (fit(method, uneven, rounds=3, engine=ENGINES[engine], evaluate_every=1) for method in methods)
+    avg, tuned = (
+        fit(method, uneven, rounds=3, setting=Setting(engine=ENGINES[engine]), evaluate_every=1) for method in methods
+    )
     one, other = state_of(avg), state_of(tuned)
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
@@ -47,7 +50,12 @@ def test_tuning_is_gradient_descent_from_the_shared_model():
     A, a = vectors()
     federation = quadratic_federation(A, a, SIZES)
     tuning = SGD(lr=0.15, steps=4, batch=None)
-    run = fit(FedAvgFT(Quadratic(3), SGD(lr=0.1, steps=2, batch=None), tuning), federation, rounds=3, engine=Loop)
+    run = fit(
+        FedAvgFT(Quadratic(3), SGD(lr=0.1, steps=2, batch=None), tuning),
+        federation,
+        rounds=3,
+        setting=Setting(engine=Loop),
+    )
     A, a, theta = A.numpy(), a.numpy(), run.server["model"]["theta"].numpy()
     expected = a + times(power(torch.eye(3).numpy() - 0.15 * A, 4), theta - a)
     for k in range(4):
@@ -74,7 +82,7 @@ def by_torch(server, federation, k):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_evaluation_shows_the_tuned_models_and_the_shared_one(uneven, engine):
     algorithm = FedAvgFT(classification(nn.Identity(), uneven), SGD(lr=0.05, epochs=1, batch=4), FULL)
-    run = fit(algorithm, uneven, rounds=2, engine=ENGINES[engine])
+    run = fit(algorithm, uneven, rounds=2, setting=Setting(engine=ENGINES[engine]))
     models = [by_torch(run.server, uneven, k) for k in range(4)]
     tests = [client.test for client in uneven.clients]
     own = torch.stack([(f(t["x"]).argmax(-1) == t["y"]).double().mean() for f, t in zip(models, tests, strict=True)])
@@ -94,7 +102,7 @@ def test_evaluation_shows_the_tuned_models_and_the_shared_one(uneven, engine):
 
 def test_a_rate_of_zero_tunes_nothing(uneven):
     algorithm = FedAvgFT(classification(nn.Linear(3, 4), uneven), BLOCK, SGD(lr=0.0, epochs=1, batch=4))
-    run = fit(algorithm, uneven, rounds=2, engine=Loop)
+    run = fit(algorithm, uneven, rounds=2, setting=Setting(engine=Loop))
     assert run.metrics["average_accuracy"] == run.metrics["average_before_accuracy"]
     tuned, shared = flatten(adapted(run, uneven, 0)["tuned"]), flatten(run.server["model"])
     assert all(torch.equal(tuned[name], shared[name]) for name in shared)
@@ -102,7 +110,7 @@ def test_a_rate_of_zero_tunes_nothing(uneven):
 
 def test_by_default_it_is_one_epoch(uneven):
     # 25 examples at most: one batch of 128, one step a pass, whose rate is 0.01.
-    run = fit(FedAvgFT(classification(nn.Identity(), uneven), BLOCK), uneven, rounds=1, engine=Loop)
+    run = fit(FedAvgFT(classification(nn.Identity(), uneven), BLOCK), uneven, rounds=1, setting=Setting(engine=Loop))
     x, y = uneven.clients[2].train["x"], uneven.clients[2].train["y"]
     layer = nn.Linear(3, 3)
     layer.load_state_dict(run.server["model"]["head"])
@@ -115,7 +123,12 @@ def test_by_default_it_is_one_epoch(uneven):
 def test_tuning_moves_batch_norms_statistics_on(uneven, policy):
     task = classification(nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4)), uneven)
     local = SGD(lr=0.1, epochs=1, batch=None)
-    run = fit(FedAvgFT(task, local, SGD(lr=0.0, steps=1, batch=None), batch_norm=policy), uneven, rounds=2, engine=Loop)
+    run = fit(
+        FedAvgFT(task, local, SGD(lr=0.0, steps=1, batch=None), batch_norm=policy),
+        uneven,
+        rounds=2,
+        setting=Setting(engine=Loop),
+    )
     x = uneven.inputs.normalise(uneven.clients[1].train["x"])
     holder = run.clients[1] if policy == "local" else run.server["model"]
     before = holder["buffers"]["0"]["running_mean"]

@@ -15,6 +15,7 @@ from archipel.core import keys
 from archipel.core.trees import flatten
 from archipel.engines import Loop
 from archipel.engines.carrier import client_data
+from archipel.engines.setting import Setting
 
 V0 = 0.7  # the head, where nobody's best one is
 
@@ -52,7 +53,12 @@ def test_bodies_are_trained_under_the_head_that_all_share(answers):
 def test_one_step_a_round_ends_at_the_best_body_for_that_head():
     A, a = arrays()
     rho = np.array(SIZES) / sum(SIZES)
-    run = fit(FedBABU(Headed(), SGD(lr=0.5, steps=1, batch=None)), federation_of(A, a, SIZES), rounds=30, engine=Loop)
+    run = fit(
+        FedBABU(Headed(), SGD(lr=0.5, steps=1, batch=None)),
+        federation_of(A, a, SIZES),
+        rounds=30,
+        setting=Setting(engine=Loop),
+    )
     # ∇_w Σ ρ_k f_k(w, v⁰) = 0
     total = np.einsum("k,kij->ij", rho, A[:, :BODY, :BODY])
     right = np.einsum("k,kij,kj->i", rho, A[:, :BODY], a) - V0 * np.einsum("k,ki->i", rho, A[:, :BODY, BODY])
@@ -67,7 +73,7 @@ def test_tuning_is_gradient_descent_on_what_is_tuned(tune):
     A, a = arrays()
     federation = federation_of(A, a, SIZES)
     algorithm = FedBABU(Headed(), SGD(lr=0.1, steps=2, batch=None), SGD(lr=0.2, steps=5, batch=None), tune)
-    run = fit(algorithm, federation, rounds=3, engine=Loop)
+    run = fit(algorithm, federation, rounds=3, setting=Setting(engine=Loop))
     start = np.array([*run.server["model"]["body"].tolist(), V0])
     moving = np.array([0.0, 0.0, 1.0]) if tune == "head" else np.ones(3)
     for k in range(4):
@@ -85,7 +91,7 @@ def test_tuning_is_gradient_descent_on_what_is_tuned(tune):
 def test_a_rate_of_zero_leaves_the_global_model(uneven, tune):
     task = classification(nn.Sequential(nn.Linear(3, 5), nn.Tanh()), uneven)
     algorithm = FedBABU(task, SGD(lr=0.2, epochs=1, batch=4), SGD(lr=0.0, epochs=1, batch=4), tune)
-    run = fit(algorithm, uneven, rounds=2, engine=Loop)
+    run = fit(algorithm, uneven, rounds=2, setting=Setting(engine=Loop))
     x = torch.cat([client.test["x"] for client in uneven.clients])
     expected = algorithm.predict_global(run.server, x)
     for k, client in enumerate(run.clients):
@@ -100,7 +106,7 @@ def test_the_head_doesnt_move_in_training_and_never_travels(uneven, engine):
     task = classification(nn.Linear(3, 4), uneven)
     local = SGD(lr=0.3, epochs=2, batch=4, momentum=0.9, keep_momentum=True, weight_decay=0.1)
     algorithm = FedBABU(task, local, SGD(lr=0.5, epochs=3, batch=4))
-    run = fit(algorithm, uneven, rounds=3, engine=ENGINES[engine], evaluate_every=1)
+    run = fit(algorithm, uneven, rounds=3, setting=Setting(engine=ENGINES[engine]), evaluate_every=1)
     drawn = flatten(task.init(keys.fold(keys.key(0), "server"))["head"])
     for held in (run.server["head"]["head"], *(client["head"]["head"] for client in run.clients)):
         assert all(torch.equal(value, drawn[name]) for name, value in held.items())
@@ -122,7 +128,7 @@ def test_only_the_body_is_uploaded_and_sent(uneven):
     assert {name for reply in heard for name in reply} == {"model/encoder/weight", "model/encoder/bias", "loss"}
     names = {name for message in listening.sent[1:] for name in flatten(message)}
     assert names == {"model/encoder/weight", "model/encoder/bias", "lr"}
-    run = fit(algorithm, uneven, rounds=1, engine=Loop)
+    run = fit(algorithm, uneven, rounds=1, setting=Setting(engine=Loop))
     assert run.history[0]["uplink"] == 4 * 4 * (4 * 3 + 4 + 1)  # four clients, float32: the encoder and the loss
     assert run.history[0]["downlink"] == 4 * (4 * (4 * 3 + 4) + 8)  # and a learning rate in float64
 
@@ -132,7 +138,7 @@ def test_batch_norms_statistics_go_with_the_body(uneven, policy):
     body = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4))
     block = SGD(lr=0.1, steps=1, batch=None)
     algorithm = FedBABU(classification(body, uneven), block, block, batch_norm=policy)
-    run = fit(algorithm, uneven, rounds=1, engine="loop")
+    run = fit(algorithm, uneven, rounds=1, setting=Setting(engine="loop"))
     means = torch.stack([uneven.inputs.normalise(client.train["x"]).mean(0) for client in uneven.clients])
     rho = uneven.sizes / uneven.sizes.sum()
     # torch's rule from 0 with its momentum of 0.1, one pass over all data; the pooled mean is 0 by normalisation

@@ -15,6 +15,7 @@ from archipel.core import keys
 from archipel.core.trees import flatten
 from archipel.data import Client
 from archipel.engines import Batched, Loop
+from archipel.engines.setting import Setting
 
 
 def test_the_product_of_experts_is_the_normalised_product_of_densities():
@@ -63,8 +64,8 @@ def by_hand(task, model, batch, posterior, beta, epsilon):
 def test_a_full_step_is_the_gradient_of_the_objective_with_its_noise(uneven, task, engine):
     beta, lr = 0.3, 0.2
     algorithm = FedCR(task, SGD(lr=lr, steps=1, batch=None), beta=beta)
-    start = fit(algorithm, uneven, rounds=2, until=1, engine="loop")
-    after = fit(algorithm, uneven, rounds=2, engine=engine)
+    start = fit(algorithm, uneven, rounds=2, until=1, setting=Setting(engine="loop"))
+    after = fit(algorithm, uneven, rounds=2, setting=Setting(engine=engine))
     root = keys.fold(keys.key(0), "round", 1)
     encoders = []
     for k, client in enumerate(uneven.clients):
@@ -86,7 +87,9 @@ def test_a_full_step_is_the_gradient_of_the_objective_with_its_noise(uneven, tas
 def test_the_posterior_is_the_product_over_clients_and_examples(uneven, task, weights):
     algorithm = FedCR(task, SGD(lr=0.0, steps=1), beta=0.1, weights=weights)  # at rate 0 the encoders stay
     asked = [0, 1, 3]
-    run = fit(algorithm, uneven, rounds=1, engine="loop", answers=lambda round, client: client in asked)
+    run = fit(
+        algorithm, uneven, rounds=1, setting=Setting(engine="loop"), answers=lambda round, client: client in asked
+    )
     model = {part: {n: t.double() for n, t in tree.items()} for part, tree in run.server["model"].items()}
     precision, shift = torch.ones(3, 4, dtype=torch.float64), torch.zeros(3, 4, dtype=torch.float64)
     for k in asked:
@@ -133,7 +136,9 @@ def test_without_beta_and_noise_it_is_fedper_to_the_bit(uneven, task):
 
 def test_alignment_draws_the_clients_features_together(uneven, task):
     def spread(beta):
-        run = fit(FedCR(task, SGD(lr=0.1, steps=8, batch=8), beta=beta), uneven, rounds=5, engine="loop")
+        run = fit(
+            FedCR(task, SGD(lr=0.1, steps=8, batch=8), beta=beta), uneven, rounds=5, setting=Setting(engine="loop")
+        )
         features = []
         for k, client in enumerate(uneven.clients):
             x, y = client.train["x"], client.train["y"]
@@ -153,7 +158,7 @@ def test_noise_is_standard_normal_and_does_not_depend_on_padding():
 
 
 def test_heads_stay_and_bytes_are_those_of_encoder_and_experts(uneven, task):
-    run = fit(FedCR(task, SGD(lr=0.1, steps=2, batch=5)), uneven, rounds=1, engine="loop")
+    run = fit(FedCR(task, SGD(lr=0.1, steps=2, batch=5)), uneven, rounds=1, setting=Setting(engine="loop"))
     encoder, spread, experts, loss = 4 * 3 + 4, 4 * 4 + 4, 2 * 3 * 4, 1
     assert run.history[0]["uplink"] == 4 * 4 * (encoder + spread + experts + loss)
 

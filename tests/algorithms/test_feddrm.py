@@ -25,6 +25,7 @@ from archipel import (
     regression,
 )
 from archipel.core.trees import flatten
+from archipel.engines.setting import Setting
 
 STEP = SGD(lr=0.3, steps=1, batch=None)
 
@@ -140,8 +141,8 @@ def test_with_equal_parameters_fedspm_of_one_component_says_the_same():
 def test_without_the_classifiers_part_it_is_fedper(uneven):
     task = classification(nn.Sequential(nn.Linear(3, 4), nn.Tanh()), uneven)
     local = SGD(lr=0.1, epochs=2, batch=4, momentum=0.9, keep_momentum=True)
-    drm = fit(FedDRM(task, local, weight=0.0), uneven, rounds=3, engine="loop")
-    per = fit(FedPer(task, local), uneven, rounds=3, engine="loop")
+    drm = fit(FedDRM(task, local, weight=0.0), uneven, rounds=3, setting=Setting(engine="loop"))
+    per = fit(FedPer(task, local), uneven, rounds=3, setting=Setting(engine="loop"))
     for one, other in [(drm.server["model"], per.server["model"])] + [
         (d["head"], p["head"]) for d, p in zip(drm.clients, per.clients, strict=True)
     ]:
@@ -162,7 +163,7 @@ def test_a_head_never_leaves_its_client(uneven):
             )
     heads = [client["head"]["head"]["weight"] for client in states]
     assert not any(torch.equal(heads[0], other) for other in heads[1:])
-    run = fit(algorithm, uneven, rounds=1, engine="loop")
+    run = fit(algorithm, uneven, rounds=1, setting=Setting(engine="loop"))
     # four clients, float32: the encoder, the classifier of four clients on four features, the loss
     assert run.history[0]["uplink"] == 4 * 4 * ((4 * 3 + 4) + (4 * 4 + 4) + 1)
 
@@ -191,7 +192,7 @@ def test_a_regression_has_heads_of_squared_error():
 def test_recomputed_statistics_are_the_pooled_ones(uneven):
     body = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4))
     drm = FedDRM(classification(body, uneven), SGD(lr=0.1, epochs=2, batch=None), batch_norm="recompute")
-    mean = fit(drm, uneven, rounds=2, engine="loop").server["model"]["buffers"]["0"]["running_mean"]
+    mean = fit(drm, uneven, rounds=2, setting=Setting(engine="loop")).server["model"]["buffers"]["0"]["running_mean"]
     torch.testing.assert_close(mean, torch.zeros(3), rtol=0, atol=1e-5)  # inputs are normalised; float32
 
 

@@ -20,6 +20,7 @@ from quadratics import (
 
 from archipel import SGD, FedDyn, Sample, fit
 from archipel.engines import Loop
+from archipel.engines.setting import Setting
 from archipel.learning.quadratic import Quadratic, quadratic_federation
 
 # For A + μ between 1.5 and 5 a step shrinks by 0.6 or faster: 0.6^60 = 5e-14.
@@ -33,7 +34,7 @@ def test_the_trajectory_with_exact_solves(engine):
         FedDyn(Quadratic(), EXACT, penalty=1.0),
         scalars(*THREE),
         rounds=4,
-        engine=ENGINES[engine],
+        setting=Setting(engine=ENGINES[engine]),
         callbacks=[lambda moment: found.append(moment.server["model"]["theta"].item())],
     )
     assert found == pytest.approx((2.044444, 1.962469, 1.942804, 1.945583), abs=1e-6)  # ORACLES.md
@@ -43,7 +44,7 @@ def test_the_trajectory_with_exact_solves(engine):
 @pytest.mark.parametrize(("problem", "value"), [(TWO, 0.8), (THREE, 2.0)])
 def test_the_optimum_is_common_whatever_the_number_of_steps(problem, value, steps):
     algorithm = FedDyn(Quadratic(), SGD(lr=0.25, steps=steps, batch=None), penalty=2.0)
-    run = fit(algorithm, scalars(*problem), rounds=40, engine=Loop)
+    run = fit(algorithm, scalars(*problem), rounds=40, setting=Setting(engine=Loop))
     assert of_server(run) == pytest.approx(value, abs=1e-9)
     # There the estimates are the gradients, and their mean vanishes.
     A, a = map(np.array, problem)
@@ -63,7 +64,7 @@ def test_vector_clients_by_hand_with_partial_participation_and_lost_replies(engi
         federation,
         rounds=5,
         cohort=cohort,
-        engine=ENGINES[engine],
+        setting=Setting(engine=ENGINES[engine]),
         answers=lambda round, client: (round, client) not in lost,
     )
     A, a, rho = A.numpy(), a.numpy(), shares(weights, SIZES)
@@ -96,7 +97,7 @@ def test_partial_participation_ends_at_the_optimum_of_all(weights):
         quadratic_federation(A, a, SIZES),
         rounds=60,
         cohort=Sample(count=2),
-        engine=Loop,
+        setting=Setting(engine=Loop),
         callbacks=[watch],
     )
     assert len(seen) == 60
@@ -106,7 +107,7 @@ def test_partial_participation_ends_at_the_optimum_of_all(weights):
 
 def test_an_exact_solve_keeps_the_gradient_where_it_ended():
     A, a = vectors()
-    run = fit(FedDyn(Quadratic(3), EXACT, 1.0), quadratic_federation(A, a), rounds=1, engine=Loop)
+    run = fit(FedDyn(Quadratic(3), EXACT, 1.0), quadratic_federation(A, a), rounds=1, setting=Setting(engine=Loop))
     # eq. (14) from g = 0 and θ = 0: A (θ_k − a) + μ θ_k = 0, so g_k = −μ θ_k = ∇f_k(θ_k)
     ends = torch.linalg.solve(A + torch.eye(3), (A @ a[..., None])[..., 0]).numpy()
     assert of_clients(run, "gradient") == pytest.approx(times(A.numpy(), ends - a.numpy()), abs=1e-12)

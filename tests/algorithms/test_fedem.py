@@ -29,6 +29,7 @@ from archipel.core import keys
 from archipel.core.examples import Examples
 from archipel.core.trees import PerClient
 from archipel.engines import Handle, Ledger, Loop
+from archipel.engines.setting import Setting
 from archipel.families import GaussianMixture, Ridge
 from archipel.learning.quadratic import Quadratic
 from archipel.learning.schedules import Decay
@@ -63,7 +64,7 @@ class Recorder:
 
 def recorded(algorithm, islands, rounds, last=None, **settings):
     record = Recorder(rounds - (last or rounds) + 1)
-    run = fit(algorithm, islands, rounds=rounds, callbacks=[record], **{"engine": Loop} | settings)
+    run = fit(algorithm, islands, rounds=rounds, callbacks=[record], **{"setting": Setting(engine=Loop)} | settings)
     return run, record
 
 
@@ -93,7 +94,9 @@ def handle_on(algorithm, islands, ids=None, answers=None):
 @pytest.mark.parametrize("split", SPLITS)
 def test_with_all_there_is_it_is_em_on_the_pooled_data(split, engine):
     pool = np.concatenate(SPLITS[split])
-    _, record = recorded(FedEM(Poissons(), START), federation(SPLITS[split]), ROUNDS, engine=ENGINES[engine])
+    _, record = recorded(
+        FedEM(Poissons(), START), federation(SPLITS[split]), ROUNDS, setting=Setting(engine=ENGINES[engine])
+    )
     iterates = em(pool, ROUNDS + 1)
     for server, (pi, rates), before in zip(record.servers, iterates[1:], iterates, strict=False):
         # float64, sums over examples in another order
@@ -163,7 +166,7 @@ def test_it_is_scikit_learns_gaussian_mixture_from_the_same_start():
     parts, mean = blobs(), np.array([[1.0, 1], [4, 0], [1, 4]])
     start = {"weight": np.ones(3) / 3, "mean": mean, "covariance": np.stack([np.eye(2)] * 3)}
     algorithm = FedEM(GaussianMixture(3, 2), {name: torch.tensor(value) for name, value in start.items()})
-    run = fit(algorithm, planes(parts), rounds=7, engine=Loop)
+    run = fit(algorithm, planes(parts), rounds=7, setting=Setting(engine=Loop))
     witness = sklearn.mixture.GaussianMixture(
         3, weights_init=start["weight"], means_init=mean, precisions_init=start["covariance"], max_iter=8, tol=0
     )
@@ -181,7 +184,12 @@ def test_a_servers_covariance_contains_the_scatter_between_clients():
     parts = [rng.normal(size=(50, 2)) + apart, rng.normal(size=(150, 2)) - apart]
     start = {"weight": torch.ones(1), "mean": torch.zeros(1, 2), "covariance": torch.eye(2)[None]}
     start = {name: value.double() for name, value in start.items()}
-    run = fit(FedEM(GaussianMixture(1, 2, shrinkage=Ridge(1e-3)), start), planes(parts), rounds=1, engine=Loop)
+    run = fit(
+        FedEM(GaussianMixture(1, 2, shrinkage=Ridge(1e-3)), start),
+        planes(parts),
+        rounds=1,
+        setting=Setting(engine=Loop),
+    )
     pooled = np.cov(np.concatenate(parts).T, bias=True)
     assert pooled[0, 0] > 70
     np.testing.assert_allclose(run.server["theta"]["covariance"][0], pooled + 1e-3 * np.eye(2), rtol=1e-12)
@@ -208,7 +216,7 @@ def test_memories_make_compressed_steps_converge_on_clients_that_differ():
 
 def test_memories_come_to_be_the_clients_fields():
     algorithm = FedEM(Poissons(), START, Dithering(levels=1), rate=0.6, memory="zero")
-    run = fit(algorithm, federation(PARTS), rounds=50, engine=Loop)
+    run = fit(algorithm, federation(PARTS), rounds=50, setting=Setting(engine=Loop))
     theta = numbers(run.server["theta"])
     for part, client in zip(PARTS, run.clients, strict=True):
         h = expect(theta, part) - vector(run.server["statistics"])
@@ -224,7 +232,9 @@ def test_the_servers_memory_is_the_mean_of_the_clients(memory, engine):
     )
     settings = {"cohort": Bernoulli(0.6), "answers": lambda t, client: (t + client) % 3 > 0, "seed": 4}
     for rounds in (1, 2, 7):
-        run = fit(algorithm, federation(PARTS), rounds=7, until=rounds, engine=ENGINES[engine], **settings)
+        run = fit(
+            algorithm, federation(PARTS), rounds=7, until=rounds, setting=Setting(engine=ENGINES[engine]), **settings
+        )
         mean = sum(rho * vector(client["memory"]) for rho, client in zip(RHO, run.clients, strict=True))
         np.testing.assert_allclose(vector(run.server["memory"]), mean, atol=1e-13)  # rounding of a few sums
 
@@ -319,12 +329,13 @@ def test_other_methods_wait_where_nobody_is_drawn(caplog):
     first = sizes.index(0)
     algorithm = FedAvg(Quadratic(), SGD(lr=0.1, steps=1, batch=None))
     before, after = (
-        fit(algorithm, islands, rounds=10, cohort=cohort, engine=Loop, until=t) for t in (max(first, 1), first + 1)
+        fit(algorithm, islands, rounds=10, cohort=cohort, setting=Setting(engine=Loop), until=t)
+        for t in (max(first, 1), first + 1)
     )
     if first:
         assert torch.equal(before.server["model"]["theta"], after.server["model"]["theta"])
     assert f"Nobody was drawn for round {first}. The server keeps its state." in caplog.text
-    run = fit(algorithm, islands, rounds=10, cohort=cohort, engine=Loop)
+    run = fit(algorithm, islands, rounds=10, cohort=cohort, setting=Setting(engine=Loop))
     assert len(run.history) == 10
 
 
@@ -393,13 +404,13 @@ def test_points_outside_of_the_domain_are_projected_and_counted():
 def test_traffic_is_counted():
     islands, dithering = federation(PARTS), Dithering(levels=3)
     for compressor, bits in ((Identity(), 64 * Q), (dithering, dithering.bits(Q, torch.float64))):
-        run = fit(FedEM(Poissons(), START, compressor), islands, rounds=3, engine=Loop)
+        run = fit(FedEM(Poissons(), START, compressor), islands, rounds=3, setting=Setting(engine=Loop))
         up, down = ([r[name] for r in run.history] for name in ("uplink", "downlink"))
         each = -(-bits // 8)
         # before the first round: s̄_i(θ_0) and s̄_i(T(Ŝ_0)) from everybody
         assert up == [4 * (each + 2 * 8 * Q), 4 * each, 4 * each]
         assert down[1:] == [4 * 8 * (Q + Q)] * 2  # Ŝ and T(Ŝ), as many parameters as statistics
-    run = fit(FedEM(Poissons(), START, memory="zero"), islands, rounds=1, engine=Loop)
+    run = fit(FedEM(Poissons(), START, memory="zero"), islands, rounds=1, setting=Setting(engine=Loop))
     assert run.history[0]["uplink"] == 4 * 2 * 8 * Q
 
 
@@ -407,7 +418,7 @@ def test_expectations_are_counted():
     islands, n = federation(PARTS), sum(SIZES)
 
     def computed(**settings):
-        run = fit(FedEM(Poissons(), START, **settings), islands, rounds=2, engine=Loop)
+        run = fit(FedEM(Poissons(), START, **settings), islands, rounds=2, setting=Setting(engine=Loop))
         return [r["expectations"] for r in run.history]
 
     assert computed() == [4 * n, n]
@@ -474,7 +485,7 @@ def test_what_is_of_another_kind_is_refused(settings, message):
 
 
 def test_a_run_that_fits_a_distribution_does_not_predict():
-    run = fit(FedEM(Poissons(), START), federation(PARTS), rounds=1, engine=Loop)
+    run = fit(FedEM(Poissons(), START), federation(PARTS), rounds=1, setting=Setting(engine=Loop))
     with pytest.raises(TypeError, match=r"FedEM has no model that answers queries.*family\.posterior"):
         run.predict(torch.zeros(2, 1))
 
@@ -482,16 +493,26 @@ def test_a_run_that_fits_a_distribution_does_not_predict():
 @pytest.mark.parametrize("engine", ENGINES)
 def test_data_without_a_density_are_refused_at_the_start(engine):
     with pytest.raises(ValueError, match="counts are 0 or above"):
-        fit(FedEM(Poissons(), START), federation([[1, 2], [3, -1, 2]]), rounds=1, engine=ENGINES[engine])
+        fit(
+            FedEM(Poissons(), START),
+            federation([[1, 2], [3, -1, 2]]),
+            rounds=1,
+            setting=Setting(engine=ENGINES[engine]),
+        )
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_who_holds_nan_is_named_at_the_start(engine):
     parts = [np.array([1.0, 2.0]), np.array([3.0, np.nan, 1.0]), np.array([2.0] * 5)]
     with pytest.raises(DivergenceError, match="holds NaN or infinities at client-1"):
-        fit(FedEM(Poissons(), START), federation(parts), rounds=1, engine=ENGINES[engine])
+        fit(FedEM(Poissons(), START), federation(parts), rounds=1, setting=Setting(engine=ENGINES[engine]))
 
 
 def test_a_schedule_must_stay_above_zero():
     with pytest.raises(ValueError, match="FedEM's rate in round 1 must be above 0 and finite; given -1"):
-        fit(FedEM(Poissons(), START, rate=lambda k: 1 - 2 * k), federation(PARTS), rounds=3, engine=Loop)
+        fit(
+            FedEM(Poissons(), START, rate=lambda k: 1 - 2 * k),
+            federation(PARTS),
+            rounds=3,
+            setting=Setting(engine=Loop),
+        )

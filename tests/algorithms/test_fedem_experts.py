@@ -25,6 +25,7 @@ from archipel import (
 from archipel.core import keys
 from archipel.core.examples import ClientData, Examples
 from archipel.core.trees import flatten
+from archipel.engines.setting import Setting
 from archipel.learning.batch_norm import POLICIES
 
 STEP = SGD(lr=0.5, steps=1, batch=None)
@@ -209,7 +210,7 @@ def test_batch_norm_policies(uneven, policy):
     """A layer on the inputs themselves, whose pooled mean is 0 by the federation's normalisation."""
     task = classification(nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4)), uneven)
     algorithm = FedEMExperts(task, SGD(lr=0.1, epochs=2, batch=None), components=2, batch_norm=policy)
-    run = fit(algorithm, uneven, rounds=2, engine="loop")
+    run = fit(algorithm, uneven, rounds=2, setting=Setting(engine="loop"))
     means = [run.server["model"]["buffers"][c]["0"]["running_mean"] for c in ("0", "1")]
     if policy == "recompute":
         torch.testing.assert_close(means, [torch.zeros(3), torch.zeros(3)], rtol=0, atol=1e-5)  # float32

@@ -18,6 +18,7 @@ from archipel.algorithms.parts.gaussians import drawn, log_normal, moments_of, r
 from archipel.core import keys
 from archipel.core.examples import ClientData, Examples
 from archipel.core.trees import flatten
+from archipel.engines.setting import Setting
 from archipel.learning.batch_norm import POLICIES
 
 STILL = SGD(lr=0.0, steps=1, batch=None)
@@ -335,7 +336,7 @@ def test_what_leaves_a_client(uneven):
     # Totals of Gaussians (a bare tensor), experts, moments: neither π(a, b) nor anything of one example.
     assert names == {"", "model", "loss", "embedding", "weight", "sum", "square"}
     assert not [name for message in listening.sent[6:] for name in flatten(message) if "embedding" in name]
-    run = fit(algorithm, uneven, rounds=2, engine="loop")
+    run = fit(algorithm, uneven, rounds=2, setting=Setting(engine="loop"))
     experts, totals, moments = 3 * (3 * 4 + 4 + 4 * 3 + 3), 3, 3 * (1 + 2 + 4)
     assert run.history[1]["uplink"] == 4 * (4 * (experts + totals + 1) + 8 * moments)
 
@@ -380,7 +381,7 @@ def test_batch_norm_policies_are_the_experts(uneven, policy):
     router = Network(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)), uneven.inputs)
     local = SGD(lr=0.1, epochs=2, batch=None)
     algorithm = FedGMM(task, router, local, local, embedding="learned", batch_norm=policy)
-    run = fit(algorithm, uneven, rounds=2, engine="loop")
+    run = fit(algorithm, uneven, rounds=2, setting=Setting(engine="loop"))
     means = [run.server["model"]["buffers"][c]["0"]["running_mean"] for c in ("0", "1", "2")]
     if policy == "recompute":
         torch.testing.assert_close(means, [torch.zeros(3)] * 3, rtol=0, atol=1e-5)  # float32

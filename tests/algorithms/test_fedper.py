@@ -12,6 +12,7 @@ from torch import nn
 from archipel import SGD, FedAvg, FedCR, Federation, FedPer, classification, fit
 from archipel.core.trees import flatten
 from archipel.engines import Loop
+from archipel.engines.setting import Setting
 
 BODY = 2
 
@@ -39,7 +40,7 @@ def together(server, clients):
 def test_one_step_a_round_ends_at_the_joint_optimum(weights):
     (A, a), rho = arrays(), shares(weights, SIZES)
     algorithm = FedPer(Halves(), SGD(lr=0.25, steps=1, batch=None), weights=weights)
-    run = fit(algorithm, federation_of(A, a, SIZES), rounds=70, engine="loop")
+    run = fit(algorithm, federation_of(A, a, SIZES), rounds=70, setting=Setting(engine="loop"))
     # Σ ρ_k f_k over (w, v_1, …, v_m): a head's row asks for its own gradient to vanish, the body's for the mean.
     m, system, right = 4, np.zeros((6, 6)), np.zeros(6)
     for k in range(m):
@@ -89,14 +90,14 @@ def test_a_head_never_leaves_its_client(uneven, method):
     assert not any(torch.equal(heads[0], other) for other in heads[1:])
     sizes = {"encoder": 4 * 3 + 4, "head": 3 * 4 + 3}
     if method == "FedPer":
-        run = fit(algorithm, uneven, rounds=1, engine=Loop)
+        run = fit(algorithm, uneven, rounds=1, setting=Setting(engine=Loop))
         assert run.history[0]["uplink"] == 4 * 4 * (sizes["encoder"] + 1)  # four clients, float32, and the loss
 
 
 def test_one_client_alone_is_fedavg(uneven):
     one = Federation("one", uneven.clients[:1], uneven.inputs, uneven.classes)
     task, local = classification(nn.Linear(3, 4), one), SGD(lr=0.1, epochs=2, batch=4, momentum=0.9, keep_momentum=True)
-    per, avg = (fit(method(task, local), one, rounds=3, engine="loop") for method in (FedPer, FedAvg))
+    per, avg = (fit(method(task, local), one, rounds=3, setting=Setting(engine="loop")) for method in (FedPer, FedAvg))
     found, expected = flatten(per.server["model"] | per.clients[0]["head"]), flatten(avg.server["model"])
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
@@ -116,7 +117,7 @@ class TestBatchNorm:
     def run(self, uneven, policy, rounds=3):
         body = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4))
         algorithm = FedPer(classification(body, uneven), SGD(lr=0.1, epochs=2, batch=None), batch_norm=policy)
-        return fit(algorithm, uneven, rounds=rounds, engine="loop")
+        return fit(algorithm, uneven, rounds=rounds, setting=Setting(engine="loop"))
 
     def test_shared_they_are_averaged_with_the_body(self, uneven):
         run = self.run(uneven, "share")

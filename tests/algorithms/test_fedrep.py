@@ -12,6 +12,7 @@ from archipel import SGD, FedBABU, Federation, FedRep, classification, fit
 from archipel.core.trees import flatten
 from archipel.data import Client, Inputs
 from archipel.engines import Loop
+from archipel.engines.setting import Setting
 
 
 @pytest.mark.parametrize("answers", [None, unreliable])
@@ -39,7 +40,7 @@ def test_rounds_are_those_of_the_paper_whoever_takes_part(answers):
 def test_one_step_of_the_body_ends_at_the_joint_optimum(weights):
     (A, a), rho = arrays(), shares(weights, SIZES)
     algorithm = FedRep(Halves(), SGD(lr=0.4, steps=1, batch=None), SGD(lr=0.4, steps=2, batch=None), weights=weights)
-    run = fit(algorithm, federation_of(A, a, SIZES), rounds=30, engine="loop")
+    run = fit(algorithm, federation_of(A, a, SIZES), rounds=30, setting=Setting(engine="loop"))
     # Where nobody moves, every head is the best for w, v_k = a_k − A_vw (w − a_k)/A_vv, and what is left of f_k is a
     # quadratic in w with the Schur complement S_k: Σ ρ_k S_k (w − a_k) = 0.
     W, c, vv = A[:, :BODY, :BODY], A[:, BODY, :BODY], A[:, BODY, BODY]
@@ -60,7 +61,7 @@ def test_one_step_of_the_body_ends_at_the_joint_optimum(weights):
 def test_with_a_body_that_stands_still_only_heads_learn():
     A, a = arrays()
     algorithm = FedRep(Halves(), SGD(lr=0.0, steps=1, batch=None), SGD(lr=0.2, steps=2, batch=None))
-    run = fit(algorithm, federation_of(A, a, SIZES), rounds=4, engine="loop")
+    run = fit(algorithm, federation_of(A, a, SIZES), rounds=4, setting=Setting(engine="loop"))
     # f_k(0, v) is a parabola with its minimum at a_v + A_vw a_w/A_vv; eight steps shrink the gap by 1 − 0.2 A_vv each.
     best = a[:, BODY] + np.einsum("ki,ki->k", A[:, BODY, :BODY], a[:, :BODY]) / A[:, BODY, BODY]
     expected = best * (1 - (1 - 0.2 * A[:, BODY, BODY]) ** 8)
@@ -73,7 +74,10 @@ def test_with_heads_that_stand_still_it_is_fedbabus_training(uneven):
     task = classification(nn.Sequential(nn.Linear(3, 5), nn.Tanh()), uneven)
     local = SGD(lr=0.1, epochs=2, batch=4, momentum=0.9, keep_momentum=True, weight_decay=0.01)
     still = SGD(lr=0.0, steps=1, batch=4)
-    rep, babu = (fit(x, uneven, rounds=3, engine=Loop) for x in (FedRep(task, local, still), FedBABU(task, local)))
+    rep, babu = (
+        fit(x, uneven, rounds=3, setting=Setting(engine=Loop))
+        for x in (FedRep(task, local, still), FedBABU(task, local))
+    )
     one, other = (flatten({"server": run.server, "client": run.clients[2]}) for run in (rep, babu))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
@@ -91,7 +95,7 @@ def test_the_two_runs_draw_minibatches_of_their_own():
     client = Client("client", {"x": x, "y": y}, {"x": x[:0], "y": y[:0]})
     federation = Federation("one", (client,), Inputs("series", (3, 3), 1.0, (0.0,) * 3, (1.0,) * 3), None)
     block = SGD(lr=0.1, epochs=1, batch=5)
-    fit(FedRep(Recording(), block, block), federation, rounds=1, engine=Loop)
+    fit(FedRep(Recording(), block, block), federation, rounds=1, setting=Setting(engine=Loop))
     head, body = seen[:12], seen[12:]
     assert sorted(head) == sorted(body) == y[:, 0].tolist()
     assert head != body
@@ -112,7 +116,7 @@ def test_a_head_never_leaves_its_client(uneven):
     assert names == {"model/encoder/weight", "model/encoder/bias", "lr", "head_lr"}
     heads = [client["head"]["head"]["weight"] for client in states]
     assert not any(torch.equal(heads[0], other) for other in heads[1:])
-    run = fit(algorithm, uneven, rounds=1, engine=Loop)
+    run = fit(algorithm, uneven, rounds=1, setting=Setting(engine=Loop))
     assert run.history[0]["uplink"] == 4 * 4 * (4 * 3 + 4 + 1)  # four clients, float32: the encoder and the loss
 
 
@@ -134,7 +138,7 @@ class TestBatchNorm:
         body = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4))
         block = SGD(lr=0.1, steps=2, batch=None)
         algorithm = FedRep(classification(body, uneven), block, block, batch_norm=policy)
-        return fit(algorithm, uneven, rounds=1, engine="loop")
+        return fit(algorithm, uneven, rounds=1, setting=Setting(engine="loop"))
 
     def own(self, uneven):
         # torch's rule from 0, with its momentum of 0.1: two passes for the head and two for the body

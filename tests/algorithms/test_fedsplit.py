@@ -6,6 +6,7 @@ from quadratics import ENGINES, SIZES, THREE, meeting, proximal_map, scalars, sh
 from stepwise import PAIRS, arrays, federation_of, gradients, rounds_of, states_of, theta, unreliable
 
 from archipel import SGD, FedSplit, fit
+from archipel.engines.setting import Setting
 from archipel.learning.quadratic import Quadratic
 
 # Heavy-ball's best for curvatures from 2 to 5 (A + 1/s): it shrinks by (√2.5 − 1)/(√2.5 + 1) = 0.23 a step.
@@ -13,7 +14,7 @@ EXACT = SGD(lr=4 / (2**0.5 + 5**0.5) ** 2, momentum=0.225**2, steps=40, batch=No
 
 
 def test_three_scalar_clients_end_at_two_and_their_z_beside_it():
-    run = fit(FedSplit(Quadratic(), EXACT, s=1.0), scalars(*THREE), rounds=40, engine="loop")
+    run = fit(FedSplit(Quadratic(), EXACT, s=1.0), scalars(*THREE), rounds=40, setting=Setting(engine="loop"))
     # with s = 1 the slowest client's reflection shrinks by (4 − 1)/(4 + 1): 0.6^40 = 1e-9 of 6
     assert run.server["model"]["theta"].item() == pytest.approx(2, abs=1e-8)
     assert states_of(run.clients, "z")[:, 0] == pytest.approx(np.array([0, 0, 6]), abs=1e-7)  # θ* − s A (θ* − a)
@@ -23,7 +24,7 @@ def test_three_scalar_clients_end_at_two_and_their_z_beside_it():
 @pytest.mark.parametrize("steps", [1, 3])
 def test_a_few_inner_steps_have_the_same_fixed_point(steps, engine):
     algorithm = FedSplit(Quadratic(), SGD(lr=0.2, steps=steps, batch=None))
-    run = fit(algorithm, scalars(*THREE), rounds=60, engine=ENGINES[engine])
+    run = fit(algorithm, scalars(*THREE), rounds=60, setting=Setting(engine=ENGINES[engine]))
     assert run.server["model"]["theta"].item() == pytest.approx(2, abs=1e-5)  # linear; measured 1e-7
     assert states_of(run.clients, "z")[:, 0] == pytest.approx(np.array([0, 0, 6]), abs=1e-4)
 

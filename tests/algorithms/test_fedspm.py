@@ -13,6 +13,7 @@ from archipel.core import keys
 from archipel.core.examples import ClientData, Examples
 from archipel.core.trees import PerClient, PerExample
 from archipel.engines import Handle, Ledger, Loop
+from archipel.engines.setting import Setting
 
 STEP = SGD(lr=0.1, steps=1, batch=None)
 
@@ -291,7 +292,7 @@ def test_two_normals_give_their_density_ratio():
     )
     # keep_momentum makes the rounds one long run of gradient descent, which a convex problem lets converge.
     algorithm = dataclasses.replace(algorithm, routing=dataclasses.replace(algorithm.routing, keep_momentum=True))
-    run = fit(algorithm, federation, rounds=120, engine="loop")
+    run = fit(algorithm, federation, rounds=120, setting=Setting(engine="loop"))
     std = federation.inputs.std[0]
     slope = float(run.server["ratio"]["xi"][1, 0, 0] - run.server["ratio"]["xi"][0, 0, 0]) / std
     witness = LogisticRegression(C=np.inf, tol=1e-10).fit(np.concatenate(x), np.repeat([0, 1], n))

@@ -14,6 +14,7 @@ from torch import nn
 from archipel import FPFC, SGD, classification, fit
 from archipel.algorithms.fpfc import shrinkage
 from archipel.algorithms.parts.pairs import lengths
+from archipel.engines.setting import Setting
 from archipel.learning.quadratic import Quadratic
 
 PENALTY = {"penalty": 1.0, "xi": 0.1, "a": 3.7}
@@ -72,7 +73,7 @@ def test_the_proximal_map_is_radial_and_continuous():
 
 @pytest.mark.parametrize(("gap", "expected"), [(0.5, 1 / 22), (1.5, 0.5), (3.0, 2.588235), (5.0, 5.0)])
 def test_two_clients_end_where_the_paper_and_pencil_say(gap, expected):
-    run = fit(fpfc(steps=3), scalars([1.0, 1.0], [0.0, gap]), rounds=60, engine="loop")
+    run = fit(fpfc(steps=3), scalars([1.0, 1.0], [0.0, gap]), rounds=60, setting=Setting(engine="loop"))
     ends = states_of(run.clients, "model")[:, 0]
     assert ends[1] - ends[0] == pytest.approx(expected, abs=1e-6)  # ORACLES.md
     assert ends.mean() == pytest.approx(gap / 2, abs=1e-6)
@@ -90,7 +91,9 @@ def stationarity(A, minima, ends, **settings):
 def test_vector_clients_end_at_a_stationary_point(engine):
     A, a = arrays()
     a[1], a[3] = a[0] + 0.1, a[2] - 0.1  # two pairs
-    run = fit(fpfc(3, lr=0.3, steps=2), federation_of(A, 3 * a, SIZES), rounds=45, engine=ENGINES[engine])
+    run = fit(
+        fpfc(3, lr=0.3, steps=2), federation_of(A, 3 * a, SIZES), rounds=45, setting=Setting(engine=ENGINES[engine])
+    )
     ends = states_of(run.clients, "model")
     # linear: measured 3e-4 after 30 rounds, 4e-6 after 45
     assert stationarity(A, 3 * a, ends, **PENALTY) == pytest.approx(np.zeros((4, 3)), abs=1e-4)
@@ -140,11 +143,11 @@ def test_rounds_are_those_of_the_page(pairs):
 def test_penalties_lead_from_local_optima_to_consensus():
     A, a = arrays()
     federation = federation_of(A, a)
-    alone = fit(fpfc(3, lr=0.3, steps=2, penalty=1e-6, xi=1e-7), federation, rounds=60, engine="loop")
+    alone = fit(fpfc(3, lr=0.3, steps=2, penalty=1e-6, xi=1e-7), federation, rounds=60, setting=Setting(engine="loop"))
     assert states_of(alone.clients, "model") == pytest.approx(a, abs=1e-5)
     # λ/ξ is the pull's curvature: consensus up to ξ/λ of the gradients. ρ is between it and theirs.
     strong = {"penalty": 100.0, "xi": 0.5, "a": 3.7}
-    together = fit(fpfc(3, lr=0.12, steps=4, rho=5.0, **strong), federation, rounds=60, engine="loop")
+    together = fit(fpfc(3, lr=0.12, steps=4, rho=5.0, **strong), federation, rounds=60, setting=Setting(engine="loop"))
     ends = states_of(together.clients, "model")
     best = np.linalg.solve(A.sum(0), np.einsum("kij,kj->i", A, a))
     assert ends == pytest.approx(np.tile(best, (4, 1)), abs=0.05)
@@ -156,7 +159,7 @@ def test_clusters_are_found_without_their_number():
     members = np.array([0, 1, 0, 2, 1, 2, 0])
     a = centres[members] + 0.05 * np.random.default_rng(0).normal(size=(7, 2))
     algorithm = fpfc(2, lr=0.3)
-    run = fit(algorithm, federation_of(np.tile(np.eye(2), (7, 1, 1)), a), rounds=30, engine="loop")
+    run = fit(algorithm, federation_of(np.tile(np.eye(2), (7, 1, 1)), a), rounds=30, setting=Setting(engine="loop"))
     found = algorithm.clusters(run.server).numpy()
     assert [list(found).index(label) for label in found] == [list(members).index(label) for label in members]
     assert run.history[-1]["clusters"] == 3
@@ -174,7 +177,8 @@ def test_by_choice_clients_end_with_the_means_of_their_clusters(engine):
     members = [[0, 1, 4], [2, 3]]
     federation = federation_of(np.ones((5, 1, 1)), np.array(a))
     own, merged = (
-        fit(fpfc(final=final), federation, rounds=30, engine=ENGINES[engine]) for final in ("own", "clusters")
+        fit(fpfc(final=final), federation, rounds=30, setting=Setting(engine=ENGINES[engine]))
+        for final in ("own", "clusters")
     )
     before, after = states_of(own.clients, "model")[:, 0], states_of(merged.clients, "model")[:, 0]
     for cluster in members:
@@ -210,7 +214,7 @@ def test_memory_is_said_before_it_is_taken(caplog, monkeypatch):
     assert "FPFC keeps a model for each of 6 pairs of 4 clients: 0.0 MB" in caplog.text
     monkeypatch.setattr("os.sysconf", lambda name: 8)
     with pytest.raises(MemoryError, match=r"each of 6 pairs .* the machine has 0 MB. Take fewer clients"):
-        fit(fpfc(3), federation_of(*arrays()), rounds=1, engine="loop")
+        fit(fpfc(3), federation_of(*arrays()), rounds=1, setting=Setting(engine="loop"))
 
 
 def test_what_does_not_fit_is_refused():

@@ -15,6 +15,7 @@ from archipel.core import keys
 from archipel.core.examples import Examples
 from archipel.core.trees import flatten, nbytes
 from archipel.engines import Handle, Ledger, Loop
+from archipel.engines.setting import Setting
 from archipel.learning.quadratic import Quadratic, quadratic_federation
 
 STEP = SGD(lr=0.2, steps=1, batch=None)
@@ -88,7 +89,9 @@ def test_one_cluster_is_fedavg_to_the_bit(uneven, engine):
     task = classification(nn.Sequential(nn.Linear(3, 5), nn.Tanh()), uneven)
     local = SGD(lr=0.1, epochs=2, batch=5, momentum=0.9, keep_momentum=True, schedule="cosine")
     methods = (FedAvg(task, local), IFCA(task, local, clusters=1))
-    avg, one = (fit(x, uneven, rounds=3, cohort=Sample(count=3), engine=ENGINES[engine]) for x in methods)
+    avg, one = (
+        fit(x, uneven, rounds=3, cohort=Sample(count=3), setting=Setting(engine=ENGINES[engine])) for x in methods
+    )
     expected, found = flatten(avg.server["model"]), flatten(one.server["models"]["0"])
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     for client, other in zip(avg.clients, one.clients, strict=True):
@@ -105,7 +108,7 @@ def test_planted_clusters_are_found_and_end_at_their_own_optima(seed):
     A, a = np.ones(5), np.array([10.0, -10.0, 10.5, -9.0, 9.0])
     federation = quadratic_federation(torch.tensor(A)[:, None, None], torch.tensor(a)[:, None], [1, 4, 2, 5, 7])
     step = SGD(lr=0.75, steps=1, batch=None)
-    run = fit(IFCA(Scattered(), step, clusters=2), federation, rounds=22, seed=seed, engine=Loop)
+    run = fit(IFCA(Scattered(), step, clusters=2), federation, rounds=22, seed=seed, setting=Setting(engine=Loop))
     found = clusters(run.clients)
     up, down = found[0], found[1]
     assert found == [up, down, up, down, up]
@@ -118,7 +121,7 @@ def test_planted_clusters_are_found_and_end_at_their_own_optima(seed):
 def test_a_cluster_that_nobody_chose_keeps_its_model():
     federation = quadratic_federation(torch.ones(2, 1, 1), torch.tensor([[50.0], [-50.0]]))
     task = Scattered(spread=2.0)
-    run = fit(IFCA(task, STEP, clusters=3), federation, rounds=4, engine=Loop)
+    run = fit(IFCA(task, STEP, clusters=3), federation, rounds=4, setting=Setting(engine=Loop))
     start = starts(task, 3)[:, 0]
     assert abs(start).max() < 50
     middle = np.argsort(start)[1]  # on a line the outer two are nearer to everything outside of them
@@ -134,7 +137,7 @@ def test_a_cluster_whose_members_diverge_keeps_its_model(engine, caplog):
     A, a = torch.tensor([1e300, 1.0, 1.0]).double()[:, None, None], torch.tensor([[50.0], [-50.0], [-40.0]])
     federation, task = quadratic_federation(A, a), Scattered(spread=2.0)
     local = SGD(lr=0.2, steps=3, batch=None)
-    run = fit(IFCA(task, local, clusters=2), federation, rounds=2, engine=ENGINES[engine])
+    run = fit(IFCA(task, local, clusters=2), federation, rounds=2, setting=Setting(engine=ENGINES[engine]))
     start, end = starts(task, 2)[:, 0], thetas(run.server)[:, 0]
     high, low = start.argmax(), start.argmin()
     assert end[high] == start[high]
@@ -142,7 +145,12 @@ def test_a_cluster_whose_members_diverge_keeps_its_model(engine, caplog):
     assert end[low] == pytest.approx(-45 + 0.8**6 * (start[low] + 45))
     assert run.history[0]["dropped"] == {"client-0": "NaN or infinite values"}
     with pytest.raises(Exception, match="No reply could be used"):
-        fit(IFCA(task, local, clusters=2), quadratic_federation(A[:1], a[:1]), rounds=1, engine=ENGINES[engine])
+        fit(
+            IFCA(task, local, clusters=2),
+            quadratic_federation(A[:1], a[:1]),
+            rounds=1,
+            setting=Setting(engine=ENGINES[engine]),
+        )
 
 
 def test_of_equals_the_lowest_is_chosen():
@@ -187,7 +195,7 @@ def test_the_choice_is_made_on_all_of_the_clients_data(uneven, kind, engine):
 def test_one_model_a_client_goes_up_and_all_come_down_once(uneven):
     task = classification(nn.Linear(3, 4), uneven)
     algorithm = IFCA(task, SGD(lr=0.1, epochs=1, batch=4), clusters=3)
-    run = fit(algorithm, uneven, rounds=2, engine=Loop)
+    run = fit(algorithm, uneven, rounds=2, setting=Setting(engine=Loop))
     model = nbytes(run.server["models"]["0"])
     assert model == 4 * (4 * 3 + 4 + 3 * 4 + 3)
     for record in run.history:
@@ -216,11 +224,11 @@ def test_clients_with_opposite_labels_are_parted(opposite, seed):
     # leave each other from any start, if not in the first round.
     task = classification(nn.Identity(), opposite)
     algorithm = IFCA(task, SGD(lr=0.3, epochs=1, batch=10), clusters=2)
-    run = fit(algorithm, opposite, rounds=6, seed=seed, engine="batched")
+    run = fit(algorithm, opposite, rounds=6, seed=seed, setting=Setting(engine="batched"))
     found = clusters(run.clients)
     assert found in ([0, 0, 0, 1, 1, 1], [1, 1, 1, 0, 0, 0])
     assert run.metrics["average_accuracy"] > 0.9
-    one = fit(FedAvg(task, algorithm.local), opposite, rounds=6, seed=seed, engine="batched")
+    one = fit(FedAvg(task, algorithm.local), opposite, rounds=6, seed=seed, setting=Setting(engine="batched"))
     # What is right for one group is wrong for the other: 190 examples on this side of 360, and some chance.
     assert one.metrics["average_accuracy"] < 0.7
 
@@ -259,7 +267,7 @@ def test_kept_momentum_starts_anew_where_the_cluster_changes():
 
 def test_clients_predict_by_the_model_they_chose(uneven):
     task = classification(nn.Linear(3, 4), uneven)
-    run = fit(IFCA(task, SGD(lr=0.1, epochs=1, batch=4), clusters=3), uneven, rounds=1, engine=Loop)
+    run = fit(IFCA(task, SGD(lr=0.1, epochs=1, batch=4), clusters=3), uneven, rounds=1, setting=Setting(engine=Loop))
     x = uneven.clients[0].test["x"]
     for c in range(3):
         found = run.algorithm.predict(run.server, run.clients[0] | {"cluster": torch.tensor(c)}, x)
@@ -278,7 +286,7 @@ class TestBatchNorm:
     def run(self, uneven, policy, rounds=1):
         task = classification(nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4)), uneven)
         algorithm = IFCA(task, SGD(lr=0.1, steps=1, batch=None), clusters=2, batch_norm=policy)
-        return fit(algorithm, uneven, rounds=rounds, engine="loop")
+        return fit(algorithm, uneven, rounds=rounds, setting=Setting(engine="loop"))
 
     @pytest.mark.parametrize(("policy", "factor"), [("share", 0.1), ("recompute", 1.0)])
     def test_a_clusters_statistics_are_its_members(self, uneven, policy, factor):

@@ -24,6 +24,7 @@ from archipel.algorithms.l2sgd import runs
 from archipel.core import keys
 from archipel.core.examples import ClientData, Examples
 from archipel.engines import Loop
+from archipel.engines.setting import Setting
 from archipel.learning.quadratic import Quadratic, quadratic_federation
 
 
@@ -34,7 +35,7 @@ def stepping(lr):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_trajectory_on_paper(engine):
     algorithm = L2SGD(Quadratic(), stepping(0.3), penalty=1.0, p=0.4, coins=(0, 0, 1, 1, 0))
-    run = fit(algorithm, scalars(*THREE), rounds=2, engine=ENGINES[engine])
+    run = fit(algorithm, scalars(*THREE), rounds=2, setting=Setting(engine=ENGINES[engine]))
     expected = (0.39158951, 0.85493827, 2.6566358)  # ORACLES.md
     assert of_clients(run, "model")[:, 0] == pytest.approx(expected, abs=1e-7)
     assert [record["iterations"] for record in run.history] == [4, 1]
@@ -91,7 +92,7 @@ def test_smaller_steps_end_nearer_to_the_optimum():
     gaps = []
     for lr, rounds in ((0.3, 40), (0.15, 80)):
         algorithm = L2SGD(Quadratic(), stepping(lr), penalty=1.0, p=0.5, coins=(0, 1) * rounds)
-        run = fit(algorithm, scalars(*THREE), rounds=rounds, engine=Loop)
+        run = fit(algorithm, scalars(*THREE), rounds=rounds, setting=Setting(engine=Loop))
         gaps.append(np.linalg.norm(of_clients(run, "model")[:, 0] - np.array([46, 70, 160]) / 59))
     assert gaps[0] < 0.2
     assert gaps[0] / gaps[1] == pytest.approx(2, abs=0.2)
@@ -104,7 +105,7 @@ def test_vector_clients_by_hand_with_partial_participation(engine, weights):
     federation, rho = quadratic_federation(A, a, SIZES), shares(weights, SIZES)
     coins = (1, 0, 0, 0, 1, 1, 0, 1, 0, 0)
     algorithm = L2SGD(Quadratic(3), stepping(lr), penalty, p, weights, coins=coins)
-    run = fit(algorithm, federation, rounds=4, cohort=cohort, engine=ENGINES[engine])
+    run = fit(algorithm, federation, rounds=4, cohort=cohort, setting=Setting(engine=ENGINES[engine]))
     A, a, theta = A.numpy(), a.numpy(), np.zeros((4, 3))
     for ids, (alone, together) in zip(cohorts(cohort, federation, 4), runs(coins), strict=True):
         for _ in range(alone):
@@ -118,7 +119,7 @@ def test_vector_clients_by_hand_with_partial_participation(engine, weights):
 
 def test_without_a_penalty_everybody_descends_alone():
     algorithm = L2SGD(Quadratic(), stepping(0.3), penalty=0.0, p=0.25)
-    run = fit(algorithm, scalars(*THREE), rounds=4, engine=Loop)
+    run = fit(algorithm, scalars(*THREE), rounds=4, setting=Setting(engine=Loop))
     alone = sum(algorithm._runs(t, keys.fold(keys.key(0), "round", t))[0] for t in range(4))
     A, a = map(np.array, THREE)
     expected = a - (1 - 0.3 * A / (3 * 0.75)) ** alone * a
@@ -128,8 +129,8 @@ def test_without_a_penalty_everybody_descends_alone():
 def test_the_largest_penalty_is_federated_averaging():
     # ηλ/(Kp) = 1: a step towards the mean goes all the way.
     algorithm = L2SGD(Quadratic(), stepping(0.3), penalty=5.0, p=0.5, coins=(0, 1) * 6)
-    run = fit(algorithm, scalars(*THREE), rounds=6, engine=Loop)
-    average = fit(FedAvg(Quadratic(), stepping(0.3 / 1.5)), scalars(*THREE), rounds=6, engine=Loop)
+    run = fit(algorithm, scalars(*THREE), rounds=6, setting=Setting(engine=Loop))
+    average = fit(FedAvg(Quadratic(), stepping(0.3 / 1.5)), scalars(*THREE), rounds=6, setting=Setting(engine=Loop))
     assert of_clients(run, "model") == pytest.approx(float(of_server(average)[0]), abs=1e-14)
 
 
@@ -149,7 +150,7 @@ def test_drawn_coins_turn_as_often_as_they_should(p):
 
 def test_bytes_are_those_of_one_exchange_a_round():
     algorithm = L2SGD(Quadratic(), stepping(0.1), penalty=0.1, p=0.5)
-    run = fit(algorithm, scalars(*THREE), rounds=30, engine=Loop)
+    run = fit(algorithm, scalars(*THREE), rounds=30, setting=Setting(engine=Loop))
     assert {record["uplink"] for record in run.history} == {3 * 16}  # a model and a loss
     steps = sum(record["iterations"] for record in run.history)
     # 4 steps a round: the sum of 30 pairs of geometric lengths has the standard deviation √(30 · 4)
@@ -164,7 +165,7 @@ def test_a_run_of_local_steps_passes_through_the_minibatches(engine):
     for client in federation.clients:
         client.train.update(x=x, y=y)
     algorithm = L2SGD(Quadratic(), SGD(lr=0.5, steps=1, batch=1), 0.0, 0.5, coins=(0, 0, 1))
-    run = fit(algorithm, federation, rounds=1, engine=ENGINES[engine])
+    run = fit(algorithm, federation, rounds=1, setting=Setting(engine=ENGINES[engine]))
     # η/(K(1 − p)) = 0.5: 6 then 0 gives 1.5, 0 then 6 gives 3
     assert set(of_clients(run, "model")[:, 0]) <= {1.5, 3.0}
 

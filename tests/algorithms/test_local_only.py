@@ -10,6 +10,7 @@ from archipel import SGD, Federation, Local, Sample, classification, fit
 from archipel.core.trees import flatten
 from archipel.data import Client
 from archipel.engines import Loop
+from archipel.engines.setting import Setting
 from archipel.learning.quadratic import Quadratic, quadratic_federation
 
 
@@ -18,7 +19,7 @@ def test_every_client_descends_on_its_own(engine):
     A, a = vectors()
     federation, cohort = quadratic_federation(A, a, SIZES), Sample(count=2)
     algorithm = Local(Quadratic(3), SGD(lr=0.2, steps=3, batch=None))
-    run = fit(algorithm, federation, rounds=6, cohort=cohort, engine=ENGINES[engine])
+    run = fit(algorithm, federation, rounds=6, cohort=cohort, setting=Setting(engine=ENGINES[engine]))
     a, shrink, theta = a.numpy(), power(np.eye(3) - 0.2 * A.numpy(), 3), np.zeros((4, 3))
     for ids in cohorts(cohort, federation, 6):
         theta[ids] = (a + times(shrink, theta - a))[ids]
@@ -26,7 +27,9 @@ def test_every_client_descends_on_its_own(engine):
 
 
 def test_it_ends_at_each_clients_own_optimum():
-    run = fit(Local(Quadratic(), SGD(lr=0.25, steps=20, batch=None)), scalars(*THREE), rounds=6, engine=Loop)
+    run = fit(
+        Local(Quadratic(), SGD(lr=0.25, steps=20, batch=None)), scalars(*THREE), rounds=6, setting=Setting(engine=Loop)
+    )
     # 0.75^120 = 1e-15
     assert of_clients(run, "model")[:, 0] == pytest.approx(THREE[1], abs=1e-12)
 
@@ -35,7 +38,7 @@ def test_momentum_goes_on_through_the_rounds():
     A, a = map(np.array, THREE)
     for kept in (True, False):
         local = SGD(lr=0.1, steps=2, batch=None, momentum=0.6, keep_momentum=kept)
-        run = fit(Local(Quadratic(), local), scalars(*THREE), rounds=3, engine=Loop)
+        run = fit(Local(Quadratic(), local), scalars(*THREE), rounds=3, setting=Setting(engine=Loop))
         theta, velocity = np.zeros(3), np.zeros(3)
         for _ in range(3):
             velocity = velocity if kept else np.zeros(3)
@@ -48,7 +51,7 @@ def test_momentum_goes_on_through_the_rounds():
 def test_nobody_elses_data_matter_and_no_model_travels(uneven):
     def train(federation):
         task = classification(nn.Sequential(nn.Linear(3, 5), nn.Tanh()), federation)
-        return fit(Local(task, SGD(lr=0.2, epochs=1, batch=4)), federation, rounds=2, engine=Loop)
+        return fit(Local(task, SGD(lr=0.2, epochs=1, batch=4)), federation, rounds=2, setting=Setting(engine=Loop))
 
     first, *others = uneven.clients
     changed = [Client(c.name, {"x": -c.train["x"], "y": c.train["y"]}, c.test) for c in others]

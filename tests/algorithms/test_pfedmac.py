@@ -9,6 +9,7 @@ from stepwise import PAIRS, arrays, federation_of, rounds_of, states_of, theta, 
 from torch import nn
 
 from archipel import SGD, DivergenceError, PFedMac, classification, fit
+from archipel.engines.setting import Setting
 from archipel.learning.quadratic import Quadratic
 
 # Heavy-ball's best for curvatures from 1 to 4: it shrinks by 1/3 a step.
@@ -38,7 +39,7 @@ def limit(A, a, rho, penalty, rate, rounds):
 
 @pytest.mark.parametrize(("engine", "rounds"), [("loop", 16), ("batched", 6)])
 def test_one_local_round(engine, rounds):
-    run = fit(mac(), scalars(*THREE), rounds=rounds, engine=engine)
+    run = fit(mac(), scalars(*THREE), rounds=rounds, setting=Setting(engine=engine))
     left = 10 * (7 / 24) ** (rounds - 1)  # ηλ = 1: θ ← mean ω, which shrinks by λ mean A⁻¹
     assert run.server["model"]["theta"].item() == pytest.approx(32 / 17, abs=left)  # ORACLES.md
     assert states_of(run.clients, "personal")[:, 0] == pytest.approx(np.array([16, 25, 55]) / 17, abs=left)
@@ -48,14 +49,19 @@ def test_several_local_rounds():
     A, a = (np.array(values) for values in THREE)
     expected = limit(A[:, None, None], a[:, None], np.ones(3), 0.5, 0.5, 5)
     assert expected[0] == pytest.approx(1.787192, abs=1e-6)  # ORACLES.md
-    run = fit(mac(rate=0.5, local_rounds=5), scalars(*THREE), rounds=14, engine="loop")
+    run = fit(mac(rate=0.5, local_rounds=5), scalars(*THREE), rounds=14, setting=Setting(engine="loop"))
     # what a round leaves is the mean of (I − ηλB)⁵: 0.38, and 0.38^14 = 1e-6
     assert run.server["model"]["theta"].item() == pytest.approx(expected[0], abs=1e-5)
 
 
 def test_sparse_models_are_soft_thresholded():
     # θ ← mean ω shrinks as without sparsity; the inner steps shrink by 0.6 each, 0.6^40 = 1e-9
-    run = fit(mac(local=SGD(lr=0.4, steps=40, batch=None), sparsity=0.5), scalars(*THREE), rounds=14, engine="loop")
+    run = fit(
+        mac(local=SGD(lr=0.4, steps=40, batch=None), sparsity=0.5),
+        scalars(*THREE),
+        rounds=14,
+        setting=Setting(engine="loop"),
+    )
     assert run.server["model"]["theta"].item() == pytest.approx(25 / 17, abs=1e-6)  # ORACLES.md
     assert states_of(run.clients, "personal")[:, 0] == pytest.approx(np.array([4, 19, 52]) / 17, abs=1e-6)
 
@@ -64,7 +70,7 @@ def test_sparse_models_are_soft_thresholded():
 def test_vector_clients_of_unequal_weight(weights):
     (A, a, local), rho = curved(), shares(weights, SIZES)
     algorithm = mac(3, local, penalty=0.6, rate=2.0, local_rounds=2, weights=weights)
-    run = fit(algorithm, federation_of(A, a, SIZES), rounds=8, engine="loop")
+    run = fit(algorithm, federation_of(A, a, SIZES), rounds=8, setting=Setting(engine="loop"))
     B = np.eye(3) - 0.6 * np.linalg.inv(A)
     left = abs(np.linalg.eigvalsh(np.einsum("k,kij->ij", rho, power(np.eye(3) - 1.2 * B, 2)))).max() ** 8
     assert left < 1e-5
@@ -88,7 +94,12 @@ def test_it_is_the_minimum_of_its_objective_found_by_brute_force():
     assert np.linalg.eigvalsh(A).max() < 6  # so that inner steps of 1/4 shrink by 1/2: 2^-25 = 3e-8
     best = minimize(lambda shared: np.mean([inner(k, shared)[0] for k in range(4)]), np.zeros(3), tol=1e-10)
     local = SGD(lr=0.25, steps=25, batch=None)
-    run = fit(mac(3, local, penalty=lam, rate=1 / lam, sparsity=gamma), federation_of(A, a), rounds=10, engine="loop")
+    run = fit(
+        mac(3, local, penalty=lam, rate=1 / lam, sparsity=gamma),
+        federation_of(A, a),
+        rounds=10,
+        setting=Setting(engine="loop"),
+    )
     assert theta(run.server["model"]) == pytest.approx(best.x, abs=1e-4)  # finite differences
     expected = np.stack([inner(k, best.x)[1] for k in range(4)])
     found = states_of(run.clients, "personal")
@@ -115,7 +126,7 @@ def test_rounds_are_those_of_the_page_whoever_takes_part():
 
 def test_without_a_penalty_clients_train_alone():
     A, a, local = curved()
-    run = fit(mac(3, local, penalty=0.0), federation_of(A, a), rounds=1, engine="loop")
+    run = fit(mac(3, local, penalty=0.0), federation_of(A, a), rounds=1, setting=Setting(engine="loop"))
     assert states_of(run.clients, "personal") == pytest.approx(a, abs=1e-9)
     assert theta(run.server["model"]) == pytest.approx(np.zeros(3), abs=0)
 
@@ -149,7 +160,7 @@ class TestThreeTiers:
         tiers = {"edge_penalty": edge, "edge_rate": 1 / edge, "edge_rounds": 2}
         algorithm = mac(3, local, penalty=lam, rate=1.2 / lam, weights=weights, **tiers)
         sizes = SIZES if weights == "examples" else None
-        run = fit(algorithm, federation_of(A, a, sizes), rounds=12, engine="loop", groups=self.edges)
+        run = fit(algorithm, federation_of(A, a, sizes), rounds=12, setting=Setting(engine="loop"), groups=self.edges)
         # the mean over edges is uniform where that over clients is
         rho = np.array(SIZES) if sizes else np.array([1 / 3, 1 / 3, 1 / 3, 1])
         shared, phi = self.solution(A, a, lam, edge, rho)
@@ -182,11 +193,11 @@ def test_where_there_is_no_minimum_the_run_ends_with_an_error(penalty, rate):
     # λ · mean A⁻¹ is 7/12 λ: above 1 from λ = 12/7 on
     local = SGD(lr=0.4, steps=10, batch=None)
     with pytest.raises(DivergenceError, match=r"pFedMac diverges: .* lower the penalty .* below 1/λmax\(mean A⁻¹\)"):
-        fit(mac(local=local, penalty=penalty, rate=rate), scalars(*THREE), rounds=100, engine="loop")
+        fit(mac(local=local, penalty=penalty, rate=rate), scalars(*THREE), rounds=100, setting=Setting(engine="loop"))
 
 
 def test_just_inside_there_is_a_minimum():
-    run = fit(mac(penalty=1.5, rate=1 / 1.5), scalars(*THREE), rounds=15, engine="loop")
+    run = fit(mac(penalty=1.5, rate=1 / 1.5), scalars(*THREE), rounds=15, setting=Setting(engine="loop"))
     # ηλ = 1: θ ← ā + 7/8 θ, on the way to 8 ā
     expected = 8 * (4 / 3) * (1 - (7 / 8) ** 15)
     assert run.server["model"]["theta"].item() == pytest.approx(expected, abs=1e-7)
@@ -195,7 +206,7 @@ def test_just_inside_there_is_a_minimum():
 def test_diverging_rounds_leave_a_checkpoint(tmp_path):
     algorithm = mac(local=SGD(lr=0.4, steps=5, batch=None), penalty=2.5, rate=2.0)
     with pytest.raises(DivergenceError, match=r"The state before it is in"):
-        fit(algorithm, scalars(*THREE), rounds=200, engine="loop", folder=tmp_path)
+        fit(algorithm, scalars(*THREE), rounds=200, setting=Setting(engine="loop"), folder=tmp_path)
     assert (tmp_path / "checkpoint").exists()
 
 

@@ -25,6 +25,7 @@ from torch import nn
 from archipel import SGD, Federation, PFedMe, Sample, classification, fit
 from archipel.data import Client
 from archipel.engines import Loop
+from archipel.engines.setting import Setting
 from archipel.learning.quadratic import Quadratic, quadratic_federation
 
 EXACT = SGD(lr=0.26, steps=200, batch=None, tolerance=1e-11)
@@ -36,7 +37,7 @@ EXACT = SGD(lr=0.26, steps=200, batch=None, tolerance=1e-11)
 )
 def test_the_fixed_points_on_paper(problem, penalty, theta, personal, rounds):
     algorithm = PFedMe(Quadratic(), EXACT, penalty, rate=1 / penalty, local_rounds=1)
-    run = fit(algorithm, scalars(*problem), rounds=rounds, engine=Loop)
+    run = fit(algorithm, scalars(*problem), rounds=rounds, setting=Setting(engine=Loop))
     # ηλ = 1 is exact proximal averaging: contractions by 1 − mean M, 1/2 and 0.34
     assert of_server(run) == pytest.approx(theta, abs=1e-8)
     assert of_clients(run, "personal")[:, 0] == pytest.approx(personal, abs=1e-8)
@@ -82,7 +83,7 @@ def test_inexact_solves_by_hand_with_partial_participation_and_mixing(engine, pa
     setting = {"penalty": 1.5, "rate": 0.4, "local_rounds": 2, "mixing": 1.4}
     local = SGD(lr=0.1, steps=3, batch=None)
     algorithm = PFedMe(Quadratic(3), local, **setting, participants=participants, weights=weights)
-    run = fit(algorithm, federation, rounds=3, cohort=cohort, engine=ENGINES[engine])
+    run = fit(algorithm, federation, rounds=3, cohort=cohort, setting=Setting(engine=ENGINES[engine]))
     theta, personal = simulated(
         A.numpy(),
         a.numpy(),
@@ -114,7 +115,7 @@ def test_vector_clients_meet_where_the_weights_say(weights):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_without_a_penalty_the_shared_model_stays_and_clients_train_from_it(engine):
     algorithm = PFedMe(Quadratic(), SGD(lr=0.1, steps=7, batch=None), 0.0, rate=0.5, local_rounds=2)
-    run = fit(algorithm, scalars(*THREE), rounds=2, engine=ENGINES[engine])
+    run = fit(algorithm, scalars(*THREE), rounds=2, setting=Setting(engine=ENGINES[engine]))
     A, a = map(np.array, THREE)
     assert of_server(run) == 0
     assert of_clients(run, "personal")[:, 0] == pytest.approx(a - (1 - 0.1 * A) ** 7 * a, abs=1e-14)
@@ -123,7 +124,9 @@ def test_without_a_penalty_the_shared_model_stays_and_clients_train_from_it(engi
 def test_a_large_penalty_is_gradient_descent_on_one_model():
     # λ → ∞ with ηλ = 1: the proximal point is a gradient step of size 1/λ.
     solver = SGD(lr=1e-4, steps=1, batch=None)
-    run = fit(PFedMe(Quadratic(), solver, 1e4, 1e-4, local_rounds=1), scalars(*THREE), rounds=5, engine=Loop)
+    run = fit(
+        PFedMe(Quadratic(), solver, 1e4, 1e-4, local_rounds=1), scalars(*THREE), rounds=5, setting=Setting(engine=Loop)
+    )
     assert of_clients(run, "personal")[:, 0] == pytest.approx(of_server(run)[0], abs=2e-3)
     A, a = map(np.array, THREE)
     theta = 0.0
@@ -143,7 +146,7 @@ def three_examples():
 def test_an_inner_problem_keeps_its_minibatch(engine):
     # λ = 1, one example: the proximal point at ω is (y + ω)/2, and with η = 1 that is where ω goes.
     algorithm = PFedMe(Quadratic(), SGD(lr=0.5, steps=5, batch=1), 1.0, 1.0, local_rounds=3)
-    run = fit(algorithm, three_examples(), rounds=1, engine=ENGINES[engine])
+    run = fit(algorithm, three_examples(), rounds=1, setting=Setting(engine=ENGINES[engine]))
     orders = [(x, y, z) for x in (1, 10, 100) for y in (1, 10, 100) for z in (1, 10, 100) if len({x, y, z}) == 3]
     possible = [x / 8 + y / 4 + z / 2 for x, y, z in orders]  # each example once, in some order
     for found in of_clients(run, "personal")[:, 0]:
@@ -159,12 +162,12 @@ def test_a_minibatch_is_augmented_once(uneven):
 
     task = classification(nn.Linear(3, 4), uneven)
     algorithm = PFedMe(task, SGD(lr=0.1, steps=5, batch=4, augment=watch), 1.0, 0.1, local_rounds=3)
-    fit(algorithm, uneven, rounds=1, engine=Loop)
+    fit(algorithm, uneven, rounds=1, setting=Setting(engine=Loop))
     assert len(seen) == len(set(seen)) == 4 * 3
 
 
 def test_the_personal_model_is_not_the_one_that_is_sent():
-    run = fit(PFedMe(Quadratic(), EXACT, 1.0, 0.1, 2), scalars([2.0], [3.0]), rounds=1, engine=Loop)
+    run = fit(PFedMe(Quadratic(), EXACT, 1.0, 0.1, 2), scalars([2.0], [3.0]), rounds=1, setting=Setting(engine=Loop))
     # The proximal point at ω is (6 + ω)/3, and ω moves a tenth of the way: ω = 0, 0.2, 0.2 + (6.2/3 − 0.2)/10.
     assert of_clients(run, "personal")[0] == pytest.approx(6.2 / 3, abs=1e-9)
     assert of_server(run) == pytest.approx(0.2 + 0.1 * (6.2 / 3 - 0.2), abs=1e-9)

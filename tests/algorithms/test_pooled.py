@@ -10,6 +10,7 @@ from torch import nn
 
 from archipel import SGD, CrossEntropy, FedAvg, Federation, Network, Pooled, Sample, Whole, classification, fit
 from archipel.core.trees import flatten
+from archipel.engines.setting import Setting
 from archipel.experiments import read_config, reevaluate, train
 from archipel.learning.quadratic import Quadratic
 
@@ -22,11 +23,13 @@ def pooled(d=3, **settings):
 def test_it_ends_where_federated_averaging_of_single_steps_does(engine):
     A, a = arrays()
     federation = federation_of(A, a, SIZES)
-    run = fit(pooled(), federation, rounds=10, engine=ENGINES[engine])
+    run = fit(pooled(), federation, rounds=10, setting=Setting(engine=ENGINES[engine]))
     expected = meeting(A, a, shares("examples", SIZES))
     # 200 steps that shrink by 1 − 0.2 · 0.7 at least (the mean's eigenvalues are above 0.7): 1e-13
     assert of_server(run) == pytest.approx(expected, abs=1e-10)
-    one = fit(FedAvg(Quadratic(3), SGD(lr=0.2, steps=1, batch=None)), federation, rounds=200, engine="loop")
+    one = fit(
+        FedAvg(Quadratic(3), SGD(lr=0.2, steps=1, batch=None)), federation, rounds=200, setting=Setting(engine="loop")
+    )
     assert of_server(one) == pytest.approx(of_server(run), abs=1e-10)
     assert abs(expected - meeting(A, a, shares("uniform", SIZES))).max() > 1e-2  # sizes matter
 
@@ -69,7 +72,7 @@ def test_a_softmax_regression_is_that_of_scikit_learn():
 def test_examples_are_sent_once_and_counted(uneven):
     task = classification(nn.Linear(3, 2), uneven)
     for engine in ("loop", "batched", "wire"):
-        run = fit(Pooled(task, SGD(steps=2)), uneven, rounds=3, engine=engine, cohort=Sample(count=2))
+        run = fit(Pooled(task, SGD(steps=2)), uneven, rounds=3, setting=Setting(engine=engine), cohort=Sample(count=2))
         held = int(uneven.sizes.sum())
         # three float32 features and an int64 class; asked for by an int64 number each
         assert [record["uplink"] for record in run.history] == [held * (3 * 4 + 8), 0, 0]
@@ -77,7 +80,12 @@ def test_examples_are_sent_once_and_counted(uneven):
 
 
 def test_the_pool_holds_every_example_once_in_another_order(uneven):
-    run = fit(Pooled(classification(nn.Linear(3, 2), uneven), SGD(steps=1)), uneven, rounds=1, engine="batched")
+    run = fit(
+        Pooled(classification(nn.Linear(3, 2), uneven), SGD(steps=1)),
+        uneven,
+        rounds=1,
+        setting=Setting(engine="batched"),
+    )
     found = run.server["examples"]
     x, y = (torch.cat([client.train[column] for client in uneven.clients]) for column in ("x", "y"))
     given, kept = (np.column_stack([t.numpy(), u.numpy()]).tolist() for t, u in ((x, y), (found["x"], found["y"])))

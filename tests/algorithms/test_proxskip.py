@@ -8,6 +8,7 @@ from stepwise import PAIRS, arrays, federation_of, gradients, rounds_of, states_
 
 from archipel import SGD, ClientData, Examples, ProxSkip, fit
 from archipel.core import keys
+from archipel.engines.setting import Setting
 from archipel.learning.quadratic import Quadratic
 
 
@@ -17,7 +18,7 @@ def skip(d=1, *, lr=0.1, **settings):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_three_scalar_clients_end_at_two(engine):
-    run = fit(skip(lr=0.25, p=0.5), scalars(*THREE), rounds=70, engine=ENGINES[engine])
+    run = fit(skip(lr=0.25, p=0.5), scalars(*THREE), rounds=70, setting=Setting(engine=ENGINES[engine]))
     # An iteration shrinks Ψ by 1 − min(γμ, p²) = 3/4 in expectation: in 140 of them by 3e-18, and its root by 2e-9.
     assert run.server["model"]["theta"].item() == pytest.approx(2, abs=1e-7)
     assert states_of(run.clients, "h")[:, 0] == pytest.approx(np.array([2, 2, -4]), abs=1e-7)
@@ -119,7 +120,7 @@ def test_the_number_of_steps_is_geometric():
 
 
 def test_a_round_costs_one_model_up_and_two_down():
-    run = fit(skip(3, p=0.5), federation_of(*arrays()), rounds=2, engine="loop")
+    run = fit(skip(3, p=0.5), federation_of(*arrays()), rounds=2, setting=Setting(engine="loop"))
     model, number = 3 * 8, 8
     assert [r["uplink"] for r in run.history] == [4 * (model + number)] * 2  # the loss is a number
     assert [r["downlink"] for r in run.history] == [4 * (2 * model + 2 * number)] * 2  # lr and the steps

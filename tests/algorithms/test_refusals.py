@@ -29,6 +29,7 @@ from archipel import (
     classification,
     fit,
 )
+from archipel.engines.setting import Setting
 from archipel.learning.quadratic import Quadratic
 
 TASK, STEP = Quadratic(), SGD(lr=0.1, steps=1, batch=None)
@@ -111,14 +112,16 @@ def test_a_learning_rate_that_diverges_names_the_clients_and_the_round(name):
     federation = scalars(THREE[0], [2.0, 1.0, 3.0])
     message = r"in round 0: 3 asked; NaN.* Left out: client-0 \(NaN or inf.*client-1.*client-2.* A lower learning rate"
     with pytest.raises(DivergenceError, match=message):
-        fit(DIVERGING[name], federation, rounds=1, engine="loop")
+        fit(DIVERGING[name], federation, rounds=1, setting=Setting(engine="loop"))
 
 
 def test_one_client_that_diverges_is_named_as_it_happens_and_the_others_go_on(caplog):
     # steps of 0.5 are stable for curvatures below 4; the last client's error grows 199 times in each of 150, to 10^345
     federation = scalars([1.0, 2.0, 400.0], [2.0, 1.0, 3.0])
     with caplog.at_level(logging.WARNING, logger="archipel"):
-        run = fit(FedAvg(TASK, SGD(lr=0.5, steps=150, batch=None)), federation, rounds=2, engine="loop")
+        run = fit(
+            FedAvg(TASK, SGD(lr=0.5, steps=150, batch=None)), federation, rounds=2, setting=Setting(engine="loop")
+        )
     assert [record["dropped"] for record in run.history] == [{"client-2": "NaN or infinite values"}] * 2
     assert "round 1: left out: client-2 (NaN or infinite values)" in caplog.text
     assert run.server["model"]["theta"].item() == pytest.approx(1.5, abs=1e-12)  # the mean of the others' optima

@@ -9,6 +9,7 @@ from torch import nn
 
 from archipel import SCAFFOLD, SGD, FedAvg, classification, fit
 from archipel.core.trees import flatten, unflatten
+from archipel.engines.setting import Setting
 from archipel.learning.quadratic import Quadratic
 
 
@@ -31,7 +32,7 @@ def shrinkage(A, lr, steps):
 
 @pytest.mark.parametrize(("steps", "rounds"), [(1, 90), (4, 40), (10, 60)])
 def test_three_scalar_clients_meet_at_the_optimum_however_many_steps_they_make(steps, rounds):
-    run = fit(scaffold(steps=steps), scalars(*THREE), rounds=rounds, engine="loop")
+    run = fit(scaffold(steps=steps), scalars(*THREE), rounds=rounds, setting=Setting(engine="loop"))
     left = 10 * shrinkage(THREE[0], 0.1, steps) ** rounds  # of gaps of up to 4
     assert left < 1e-8
     assert run.server["model"]["theta"].item() == pytest.approx(2, abs=left + 1e-13)
@@ -45,7 +46,10 @@ def test_three_scalar_clients_meet_at_the_optimum_however_many_steps_they_make(s
 def test_vector_clients_of_unequal_weight(weights, engine):
     A, a = arrays()
     run = fit(
-        scaffold(3, lr=0.2, steps=2, weights=weights), federation_of(A, a, SIZES), rounds=60, engine=ENGINES[engine]
+        scaffold(3, lr=0.2, steps=2, weights=weights),
+        federation_of(A, a, SIZES),
+        rounds=60,
+        setting=Setting(engine=ENGINES[engine]),
     )
     expected = meeting(A, a, shares(weights, SIZES))
     # eigenvalues of the mean above 0.7: two steps shrink by (1 − 0.2 · 0.7)² = 0.74 a round, to 1e-8 in 60
@@ -89,7 +93,7 @@ def test_rounds_are_those_of_the_paper(option):
 def test_option_i_ends_at_the_optimum_too_with_the_gradients_there(engine):
     A, a = arrays()
     algorithm = scaffold(3, lr=0.2, steps=2, weights="examples", option="I")
-    run = fit(algorithm, federation_of(A, a, SIZES), rounds=60, engine=ENGINES[engine])
+    run = fit(algorithm, federation_of(A, a, SIZES), rounds=60, setting=Setting(engine=ENGINES[engine]))
     expected = meeting(A, a, shares("examples", SIZES))
     # as for option II: two steps shrink by 0.74 a round, to 1e-8 in 60
     assert theta(run.server["model"]) == pytest.approx(expected, abs=1e-6)
@@ -101,7 +105,7 @@ def test_option_i_takes_the_gradient_of_all_examples_where_the_run_started(uneve
     task = classification(nn.Linear(3, 4), uneven)
     algorithm = SCAFFOLD(task, SGD(lr=0.1, epochs=2, batch=4, weight_decay=0.1), option="I")
     start = fit(FedAvg(task, SGD(lr=0.0, steps=1)), uneven, rounds=1).server["model"]  # where all methods start
-    run = fit(algorithm, uneven, rounds=1, engine=ENGINES[engine])
+    run = fit(algorithm, uneven, rounds=1, setting=Setting(engine=ENGINES[engine]))
     flat = {name: values.clone().requires_grad_() for name, values in flatten(start).items()}
     for client, state in zip(uneven.clients, run.clients, strict=True):
         losses, _ = task.loss(unflatten(flat), client.train)
@@ -113,8 +117,10 @@ def test_option_i_takes_the_gradient_of_all_examples_where_the_run_started(uneve
 
 def test_the_first_round_is_that_of_fedavg(uneven):
     task, local = classification(nn.Linear(3, 4), uneven), SGD(lr=0.1, epochs=2, batch=4)
-    one = fit(SCAFFOLD(task, local, weights="examples"), uneven, rounds=1, engine="loop").server["model"]
-    other = fit(FedAvg(task, local), uneven, rounds=1, engine="loop").server["model"]
+    one = fit(SCAFFOLD(task, local, weights="examples"), uneven, rounds=1, setting=Setting(engine="loop")).server[
+        "model"
+    ]
+    other = fit(FedAvg(task, local), uneven, rounds=1, setting=Setting(engine="loop")).server["model"]
     one, other = flatten(one), flatten(other)
     assert all(torch.equal(one[name], other[name]) for name in other)
 
@@ -123,7 +129,7 @@ def test_the_first_round_is_that_of_fedavg(uneven):
 def test_uneven_clients_divide_by_the_steps_they_made(engine):
     A, a = arrays()
     algorithm = SCAFFOLD(Quadratic(3), SGD(lr=0.1, epochs=2, batch=2))
-    run = fit(algorithm, federation_of(A, a, SIZES), rounds=1, engine=ENGINES[engine])
+    run = fit(algorithm, federation_of(A, a, SIZES), rounds=1, setting=Setting(engine=ENGINES[engine]))
     for k, client in enumerate(run.clients):
         y, steps, seen = np.zeros(3), 2 * -(-SIZES[k] // 2), []
         for _ in range(steps):  # all examples of a client are alike, and so are its minibatches

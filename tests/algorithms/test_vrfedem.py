@@ -11,6 +11,7 @@ from archipel.compress import Dithering, RandK, TopK
 from archipel.core import keys
 from archipel.core.examples import Examples
 from archipel.engines import Loop
+from archipel.engines.setting import Setting
 
 PARTS = counts()
 POOL = np.concatenate(PARTS)
@@ -61,7 +62,7 @@ def simulation(parts, algorithm, taking_part, rounds):
 def test_one_client_without_compression_is_spider_em(replacement):
     """SPIDER-EM: an estimate of s̄(T(Ŝ)) that is corrected along the way, and Ŝ ← Ŝ + γ (S − Ŝ)."""
     algorithm = VRFedEM(Poissons(), START, batch=7, inner=4, rate=0.6, replacement=replacement)
-    run = fit(algorithm, federation([POOL]), rounds=10, engine=Loop)
+    run = fit(algorithm, federation([POOL]), rounds=10, setting=Setting(engine=Loop))
     S_hat = expect(numbers(START), POOL)
     before = S = None
     for t in range(10):
@@ -82,7 +83,7 @@ def test_one_client_without_compression_is_spider_em(replacement):
 def test_rounds_of_uneven_clients_are_those_of_the_paper(cohort, engine):
     islands = federation(PARTS)
     algorithm = VRFedEM(Poissons(), START, batch=5, inner=3, rate=0.2)
-    run = fit(algorithm, islands, rounds=8, cohort=cohort, engine=ENGINES[engine])
+    run = fit(algorithm, islands, rounds=8, cohort=cohort, setting=Setting(engine=ENGINES[engine]))
     S_hat, theta, S, V = simulation(PARTS, algorithm, cohorts(cohort, islands, 8), 8)
     np.testing.assert_allclose(vector(run.server["statistics"]), S_hat, rtol=1e-10)
     np.testing.assert_allclose(run.server["theta"]["rates"], theta[1], rtol=1e-10)
@@ -96,7 +97,8 @@ def test_with_whole_batches_it_is_fedem(settings):
     islands = federation(PARTS)
     whole = VRFedEM(Poissons(), START, batch=max(SIZES), inner=4, **settings)
     one, other = (
-        fit(algorithm, islands, rounds=9, engine=Loop) for algorithm in (whole, FedEM(Poissons(), START, **settings))
+        fit(algorithm, islands, rounds=9, setting=Setting(engine=Loop))
+        for algorithm in (whole, FedEM(Poissons(), START, **settings))
     )
     # The corrections telescope, up to rounding; both quantise with the same keys.
     np.testing.assert_allclose(vector(one.server["statistics"]), vector(other.server["statistics"]), rtol=1e-9)
@@ -105,7 +107,7 @@ def test_with_whole_batches_it_is_fedem(settings):
 def test_an_outer_loop_of_one_round_is_fedem():
     islands = federation(PARTS)
     one, other = (
-        fit(algorithm, islands, rounds=4, engine=Loop)
+        fit(algorithm, islands, rounds=4, setting=Setting(engine=Loop))
         for algorithm in (VRFedEM(Poissons(), START, batch=1, inner=1), FedEM(Poissons(), START))
     )
     np.testing.assert_array_equal(vector(one.server["statistics"]), vector(other.server["statistics"]))
@@ -119,7 +121,7 @@ def stationarity(algorithm, islands, rounds, last):
             h = vector(algorithm.field(moment.server, moment.clients))
             found.append(float(h @ h))
 
-    fit(algorithm, islands, rounds=rounds, callbacks=[note], engine=Loop)
+    fit(algorithm, islands, rounds=rounds, callbacks=[note], setting=Setting(engine=Loop))
     return np.array(found)
 
 
@@ -136,7 +138,9 @@ def test_the_servers_memory_is_the_mean_of_the_clients(engine):
     algorithm = VRFedEM(Poissons(), START, batch=2, inner=3, compressor=RandK(k=2), rate=0.1, participation=0.6)
     settings = {"cohort": Bernoulli(0.6), "answers": lambda t, client: (t + client) % 3 > 0, "seed": 4}
     for rounds in (1, 6):
-        run = fit(algorithm, federation(PARTS), rounds=6, until=rounds, engine=ENGINES[engine], **settings)
+        run = fit(
+            algorithm, federation(PARTS), rounds=6, until=rounds, setting=Setting(engine=ENGINES[engine]), **settings
+        )
         mean = sum(rho * vector(client["memory"]) for rho, client in zip(RHO, run.clients, strict=True))
         np.testing.assert_allclose(vector(run.server["memory"]), mean, atol=1e-13)  # rounding of a few sums
 
@@ -144,7 +148,14 @@ def test_the_servers_memory_is_the_mean_of_the_clients(engine):
 def test_whose_reply_is_lost_goes_on_from_where_its_estimate_stands():
     islands, algorithm = federation(PARTS), VRFedEM(Poissons(), START, batch=100, inner=6, rate=0.2)
     before, lost, after = (
-        fit(algorithm, islands, rounds=6, until=t, answers=lambda t, client: (t, client) != (2, 1), engine=Loop)
+        fit(
+            algorithm,
+            islands,
+            rounds=6,
+            until=t,
+            answers=lambda t, client: (t, client) != (2, 1),
+            setting=Setting(engine=Loop),
+        )
         for t in (2, 3, 4)
     )
     for name in ("estimate", "theta", "memory"):
@@ -158,13 +169,13 @@ def test_a_fixed_point_of_em_is_kept():
     pi, rates = em(POOL, 300)[-1]
     start = {"weights": torch.tensor(pi), "rates": torch.tensor(rates)}
     algorithm = VRFedEM(Poissons(), start, batch=1, inner=5, compressor=Dithering(levels=1), participation=0.5)
-    run = fit(algorithm, federation(PARTS), rounds=12, cohort=Bernoulli(0.5), engine=Loop)
+    run = fit(algorithm, federation(PARTS), rounds=12, cohort=Bernoulli(0.5), setting=Setting(engine=Loop))
     np.testing.assert_allclose(run.server["theta"]["rates"], rates, rtol=1e-9)
 
 
 def test_loops_expectations_and_traffic_are_counted():
     n, q = sum(SIZES), 8 * 4
-    run = fit(VRFedEM(Poissons(), START, batch=10, inner=3), federation(PARTS), rounds=5, engine=Loop)
+    run = fit(VRFedEM(Poissons(), START, batch=10, inner=3), federation(PARTS), rounds=5, setting=Setting(engine=Loop))
     assert [r["inner"] for r in run.history] == [0, 1, 2, 0, 1]
     assert (int(run.server["outer"]), int(run.server["inner"])) == (1, 2)
     b = 2 * (3 + 10 + 10 + 10)

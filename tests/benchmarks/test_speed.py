@@ -12,6 +12,7 @@ import torch
 from archipel.algorithms.fedavg import FedAvg
 from archipel.core import keys
 from archipel.core.trees import leaves
+from archipel.engines.setting import Setting
 from archipel.fit import fit
 from speed import drawing as speed_drawing
 from speed import floors as speed_floors
@@ -47,7 +48,7 @@ def folder(tmp_path_factory):
 def trained(work, engine="loop", rounds=2):
     """A run of Archipel."""
     federation = speed_archipel.federation(work)
-    return fit(speed_archipel.algorithm(work, federation), federation, rounds=rounds, engine=engine)
+    return fit(speed_archipel.algorithm(work, federation), federation, rounds=rounds, setting=Setting(engine=engine))
 
 
 def bare(floor, work, rounds=2, **options):

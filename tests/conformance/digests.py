@@ -12,6 +12,7 @@ from table import ROWS
 
 from archipel import Federation, Sample, fit
 from archipel.core.trees import flatten
+from archipel.engines.setting import Setting
 from conftest import random_tables
 
 
@@ -33,5 +34,7 @@ if __name__ == "__main__":
     for name, row in ROWS.items():
         for engine in ("loop", "batched", "wire"):
             for cohort in (None, Sample(count=2)):
-                run = fit(row.make(uneven), uneven, groups=row.groups, rounds=3, engine=engine, cohort=cohort)
+                run = fit(
+                    row.make(uneven), uneven, groups=row.groups, rounds=3, setting=Setting(engine=engine), cohort=cohort
+                )
                 print(name, engine, "all" if cohort is None else "2 of 4", digest(run), flush=True)

@@ -12,7 +12,7 @@ from archipel.core import keys
 from archipel.core.trees import PerClient, decoded_rows, deliver, flatten, leaves, unflatten
 from archipel.engines import Batched, Handle, Ledger, Loop, Processes, Wire
 from archipel.engines.carrier import client_data
-from archipel.engines.device import Setting
+from archipel.engines.setting import Setting
 from archipel.states.checkpoint import Checkpoint
 
 ROUNDS = 3
@@ -31,7 +31,9 @@ def looped(uneven):
 
     def run(row):
         if id(row) not in made:
-            made[id(row)] = fit(row.make(uneven), uneven, groups=row.groups, rounds=ROUNDS, engine=Loop)
+            made[id(row)] = fit(
+                row.make(uneven), uneven, groups=row.groups, rounds=ROUNDS, setting=Setting(engine=Loop)
+            )
         return made[id(row)]
 
     return run
@@ -58,7 +60,7 @@ def test_it_is_an_algorithm_with_a_personal_model_unless_it_fits_a_distribution(
 
 
 def test_batches_agree_with_the_loop(row, uneven, looped, caplog):
-    run = fit(row.make(uneven), uneven, groups=row.groups, rounds=ROUNDS, engine=Batched)
+    run = fit(row.make(uneven), uneven, groups=row.groups, rounds=ROUNDS, setting=Setting(engine=Batched))
     one, other = states(looped(row)), states(run)
     assert one.keys() == other.keys()
     for name in one:
@@ -70,7 +72,7 @@ def test_batches_agree_with_the_loop(row, uneven, looped, caplog):
 
 
 def test_bytes_on_a_wire_agree_with_the_loop_to_the_bit(row, uneven, looped):
-    run = fit(row.make(uneven), uneven, groups=row.groups, rounds=ROUNDS, engine=Wire)
+    run = fit(row.make(uneven), uneven, groups=row.groups, rounds=ROUNDS, setting=Setting(engine=Wire))
     same_bits(run, looped(row))
     assert run.metrics == looped(row).metrics
     assert [r["uplink"] for r in run.history] == [r["uplink"] for r in looped(row).history]
@@ -78,12 +80,12 @@ def test_bytes_on_a_wire_agree_with_the_loop_to_the_bit(row, uneven, looped):
 
 @pytest.mark.parametrize(("kernel", "alone"), [("loop", Loop), ("batched", partial(Batched, chunk=2))])
 def test_processes_agree_to_the_bit_with_what_each_runs(row, uneven, looped, kernel, alone):
-    processes = partial(Processes, workers=2, kernel=kernel, chunk=2 if kernel == "batched" else None)
-    run = fit(row.make(uneven), uneven, groups=row.groups, rounds=ROUNDS, engine=processes)
+    processes = partial(Processes, kernel=kernel, chunk=2 if kernel == "batched" else None)
+    run = fit(row.make(uneven), uneven, groups=row.groups, rounds=ROUNDS, setting=Setting(engine=processes, workers=2))
     one = (
         looped(row)
         if kernel == "loop"
-        else fit(row.make(uneven), uneven, groups=row.groups, rounds=ROUNDS, engine=alone)
+        else fit(row.make(uneven), uneven, groups=row.groups, rounds=ROUNDS, setting=Setting(engine=alone))
     )
     same_bits(run, one)
     assert run.metrics == one.metrics
@@ -91,14 +93,14 @@ def test_processes_agree_to_the_bit_with_what_each_runs(row, uneven, looped, ker
 
 
 def test_threads_agree_with_the_loop_to_the_bit(row, uneven, looped):
-    run = fit(row.make(uneven), uneven, groups=row.groups, rounds=ROUNDS, engine="loop", workers=2)
+    run = fit(row.make(uneven), uneven, groups=row.groups, rounds=ROUNDS, setting=Setting(engine="loop", workers=2))
     same_bits(run, looped(row))
 
 
 class Meta(Setting):
-    def there(self, tree):
+    def to_device(self, tree):
         # How many local steps there are is read as a number before they are made, which a GPU can and meta can't.
-        moved = super().there(tree)
+        moved = super().to_device(tree)
         return moved | {"steps": tree["steps"]} if isinstance(tree, dict) and "steps" in tree else moved
 
 
@@ -107,13 +109,13 @@ class Elsewhere(Batched):
     another device, as a GPU would.
     """
 
-    def __init__(self, algorithm, federation):
+    def __init__(self, algorithm, federation, *_):
         super().__init__(algorithm, federation)
-        self.there, self.steps = Batched(algorithm, federation, states=self.states, setting=Meta("meta")), set()
+        self.there, self.steps = Batched(algorithm, federation, Meta(device="meta"), self.states), set()
 
     def one(self, step, message, ids, key, training):
         outcome = super().one(step, message, ids, key, training)
-        sent = self.there.setting.there(message)
+        sent = self.there.setting.to_device(message)
         states, replies = self.there.compute(step, sent, ids, key, training)
         found = leaves((states, decoded_rows(replies)))
         assert [leaf.device.type for leaf in found] == ["meta"] * len(found)
@@ -130,14 +132,16 @@ def test_steps_run_on_another_device_as_they_are(row, uneven):
         uneven,
         groups=row.groups,
         rounds=1,
-        engine=lambda *given: carriers.append(Elsewhere(*given)) or carriers[0],
+        setting=Setting(engine=lambda *given: carriers.append(Elsewhere(*given)) or carriers[0]),
     )
     assert any(name.startswith(type(algorithm).__name__) for name in carriers[0].steps)
 
 
 def test_the_seed_decides(row, uneven, looped):
-    same_bits(fit(row.make(uneven), uneven, groups=row.groups, rounds=ROUNDS, engine=Loop), looped(row))
-    other = fit(row.make(uneven), uneven, groups=row.groups, rounds=ROUNDS, engine=Loop, seed=1)
+    same_bits(
+        fit(row.make(uneven), uneven, groups=row.groups, rounds=ROUNDS, setting=Setting(engine=Loop)), looped(row)
+    )
+    other = fit(row.make(uneven), uneven, groups=row.groups, rounds=ROUNDS, setting=Setting(engine=Loop), seed=1)
     one, other = flatten(looped(row).server), flatten(other.server)
     for name in one:
         if one[name].is_floating_point() and one[name].dim():
@@ -145,7 +149,9 @@ def test_the_seed_decides(row, uneven, looped):
 
 
 def test_evaluation_changes_nothing(row, uneven, looped):
-    run = fit(row.make(uneven), uneven, groups=row.groups, rounds=ROUNDS, engine=Loop, evaluate_every=1)
+    run = fit(
+        row.make(uneven), uneven, groups=row.groups, rounds=ROUNDS, setting=Setting(engine=Loop), evaluate_every=1
+    )
     same_bits(run, looped(row))
     assert run.metrics == looped(row).metrics
 
@@ -153,8 +159,12 @@ def test_evaluation_changes_nothing(row, uneven, looped):
 @pytest.mark.parametrize("engine", [Loop, Batched])
 def test_who_is_not_sampled_keeps_its_state(row, uneven, engine):
     algorithm, cohort = row.make(uneven), Sample(count=2)
-    before = fit(algorithm, uneven, groups=row.groups, rounds=ROUNDS, cohort=cohort, engine=engine, until=1)
-    after = fit(algorithm, uneven, groups=row.groups, rounds=ROUNDS, cohort=cohort, engine=engine, until=2)
+    before = fit(
+        algorithm, uneven, groups=row.groups, rounds=ROUNDS, cohort=cohort, setting=Setting(engine=engine), until=1
+    )
+    after = fit(
+        algorithm, uneven, groups=row.groups, rounds=ROUNDS, cohort=cohort, setting=Setting(engine=engine), until=2
+    )
     asked = cohort.draw(uneven.sizes, keys.fold(keys.key(0), "cohort", 1)).tolist()
     assert after.history[1]["cohort"] == len(asked) == 2
     for i, (old, new) in enumerate(zip(before.clients, after.clients, strict=True)):
@@ -169,7 +179,9 @@ def test_shapes_and_dtypes_are_those_of_the_first_round(row, uneven, looped):
         return {name: (value.shape, value.dtype) for name, value in states(run).items()}
 
     algorithm = row.make(uneven)
-    assert kinds(looped(row)) == kinds(fit(algorithm, uneven, groups=row.groups, rounds=ROUNDS, engine=Loop, until=1))
+    assert kinds(looped(row)) == kinds(
+        fit(algorithm, uneven, groups=row.groups, rounds=ROUNDS, setting=Setting(engine=Loop), until=1)
+    )
     # and of the initial state
     handle = Handle(Loop(algorithm, uneven), torch.arange(4), uneven.sizes, 0, 1, Ledger(), edges=row.edges)
     start = flatten(algorithm.init_server(handle, keys.key(0)))

@@ -10,7 +10,7 @@ from archipel import Examples, Federation
 from archipel.core.row_window import RowWindow
 from archipel.engines import Batched
 from archipel.engines.batched import _Rows
-from archipel.engines.device import Setting
+from archipel.engines.setting import Setting
 
 SIZES = [[3, 3, 3, 3], [1, 4, 2, 3], [2, 3, 1, 0]]
 CHOSEN = [2, 0, 3]
@@ -98,7 +98,7 @@ def test_a_chunk_of_minibatches_copies_their_rows_alone(monkeypatch: pytest.Monk
         islands,
         rounds=1,
         cohort=Sample(count=3),
-        engine=lambda algorithm, federation: Batched(algorithm, federation),
+        setting=Setting(engine=Batched),
         until=1,
     )
     assert 5 in taken

@@ -6,6 +6,7 @@ import torch
 from archipel import SGD, FedAvg, Federation, classification, fit
 from archipel.core import keys
 from archipel.data.augment import Augment, Crop, Flip
+from archipel.engines.setting import Setting
 
 IMAGES = torch.randint(1, 256, (6, 2, 5, 7), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
@@ -52,7 +53,7 @@ def test_sgd_takes_it_in_a_loop_and_in_a_batch():
 
     def trained(augment, engine):
         algorithm = FedAvg(task, SGD(lr=0.1, steps=3, batch=4, augment=augment))
-        run = fit(algorithm, federation, rounds=2, engine=engine)
+        run = fit(algorithm, federation, rounds=2, setting=Setting(engine=engine))
         return torch.cat([p.flatten() for p in torch.utils._pytree.tree_leaves(run.server["model"])])
 
     augment = Augment((Crop(1), Flip()))

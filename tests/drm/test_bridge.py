@@ -43,7 +43,9 @@ def watched(federation, algorithm, **more):
         clients = [copy.deepcopy(moment.clients.carrier.states[i]) for i in range(len(federation))]
         states.append((copy.deepcopy(moment.server), clients))
 
-    run = fit(algorithm, federation, rounds=ROUNDS, callbacks=[BridgeErrors(), keep], engine="loop", **more)
+    run = fit(
+        algorithm, federation, rounds=ROUNDS, callbacks=[BridgeErrors(), keep], setting=Setting(engine="loop"), **more
+    )
     return run, states
 
 
@@ -223,7 +225,7 @@ def test_the_exact_objective_is_never_below_the_surrogate_and_least_when_balance
 
 def test_training_is_not_changed_in_one_bit(measured):
     federation, run, _ = measured
-    alone = fit(semiparametric(federation), federation, rounds=ROUNDS, engine="loop")
+    alone = fit(semiparametric(federation), federation, rounds=ROUNDS, setting=Setting(engine="loop"))
     for one, other in ((run.server, alone.server), *zip(run.clients, alone.clients, strict=True)):
         torch.utils._pytree.tree_map(lambda a, b: torch.testing.assert_close(a, b, rtol=0, atol=0), one, other)
     assert [r["loss"] for r in run.history] == [r["loss"] for r in alone.history]
@@ -246,7 +248,9 @@ def test_every_second_round_and_a_resumption(tmp_path):
     algorithm = semiparametric(federation, expectation="incremental")
 
     def go(every, **more):
-        return fit(algorithm, federation, rounds=5, callbacks=[BridgeErrors(every)], engine="loop", **more)
+        return fit(
+            algorithm, federation, rounds=5, callbacks=[BridgeErrors(every)], setting=Setting(engine="loop"), **more
+        )
 
     go(2, until=3, folder=tmp_path)
     assert list(entries(go(1, folder=tmp_path))) == [2, 4]  # 3 would need what was before the resumption

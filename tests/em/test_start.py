@@ -11,6 +11,7 @@ from archipel import FedEM, Federation, fit
 from archipel.core import keys
 from archipel.em import KMeansPlusPlus, RandomResponsibilities
 from archipel.engines import Batched, Handle, Ledger, Loop
+from archipel.engines.setting import Setting
 from archipel.families import CategoricalMixture, FactorModel, GaussianMixture, RegressionMixture, Ridge
 
 LINE = torch.tensor([0.0, 1.0, 3.0, 3.0, 7.0])  # split over clients of 1, 3 and 1
@@ -82,7 +83,9 @@ def test_all_engines_start_alike(blobs):
     family = GaussianMixture(5, 2)
     start = KMeansPlusPlus(family, neighbours=2, refinements=2)
     algorithm = FedEM(family, start=start)
-    one, other = (fit(algorithm, data, rounds=1, engine=engine).server["theta"] for engine in (Loop, Batched))
+    one, other = (
+        fit(algorithm, data, rounds=1, setting=Setting(engine=engine)).server["theta"] for engine in (Loop, Batched)
+    )
     assert all(torch.allclose(one[part], other[part], rtol=0, atol=1e-9) for part in one)
     # A wire carries steps by pickling what they are bound to.
     assert pickle.loads(pickle.dumps(start.propose)).__self__ == start

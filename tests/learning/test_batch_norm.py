@@ -11,6 +11,7 @@ from archipel.core import keys
 from archipel.core.examples import Examples
 from archipel.core.trees import leaves, nbytes
 from archipel.engines import Loop
+from archipel.engines.setting import Setting
 from archipel.learning import batch_norm as batchnorm
 
 TRAINING = SGD(lr=0.1, steps=3, batch=5)
@@ -71,7 +72,7 @@ def test_share_averages_statistics_with_the_rest(uneven):
                     ends.append(outcome.replies["model"]["buffers"])
                 yield outcome
 
-    run = fit(algorithm, uneven, rounds=1, engine=Watched)
+    run = fit(algorithm, uneven, rounds=1, setting=Setting(engine=Watched))
     weights = uneven.sizes.double() / uneven.sizes.sum()
     for which in (0, 1):
         values = torch.cat([statistics(end)[which] for end in ends]).double()
@@ -145,7 +146,12 @@ def test_statistics_of_training_never_leave_where_the_policy_says_so(uneven, pol
                     sent.append(outcome.replies["model"])
                 yield outcome
 
-    fit(FedAvg(classification(encoder(), uneven), TRAINING, batch_norm=policy), uneven, rounds=1, engine=Watched)
+    fit(
+        FedAvg(classification(encoder(), uneven), TRAINING, batch_norm=policy),
+        uneven,
+        rounds=1,
+        setting=Setting(engine=Watched),
+    )
     assert len(sent) == 4
     assert all(set(model) == {"encoder", "head"} for model in sent)
 
@@ -153,7 +159,9 @@ def test_statistics_of_training_never_leave_where_the_policy_says_so(uneven, pol
 @pytest.mark.parametrize("policy", ["share", "local", "recompute"])
 def test_batchnorm_asked_to_be_batched_falls_back_to_the_loop(uneven, policy, caplog):
     algorithm = FedAvg(classification(encoder(), uneven), TRAINING, batch_norm=policy)
-    looped, batched = (fit(algorithm, uneven, rounds=2, engine=engine) for engine in ("loop", "batched"))
+    looped, batched = (
+        fit(algorithm, uneven, rounds=2, setting=Setting(engine=engine)) for engine in ("loop", "batched")
+    )
     for one, other in zip(leaves(looped.server), leaves(batched.server), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
     assert [r.message for r in caplog.records if "can't be batched" in r.message]

@@ -424,7 +424,13 @@ def test_augmentation_is_for_training_alone(uneven):
         return x
 
     task = classification(torch.nn.Identity(), uneven)
-    fit(FedAvg(task, SGD(steps=3, batch=5, augment=watch)), uneven, rounds=2, engine="loop", evaluate_every=1)
+    fit(
+        FedAvg(task, SGD(steps=3, batch=5, augment=watch)),
+        uneven,
+        rounds=2,
+        setting=Setting(engine="loop"),
+        evaluate_every=1,
+    )
     assert seen.count(5) + sum(n < 5 for n in seen) == len(seen) == 2 * 4 * 3  # rounds, clients, steps
 
 

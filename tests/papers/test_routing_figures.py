@@ -56,7 +56,7 @@ def test_strangers_are_judged_by_rates_and_areas(data_dir):
     encoder = torch.nn.Sequential(torch.nn.AvgPool2d(7), torch.nn.Flatten(), torch.nn.Linear(48, 4))
     block = SGD(lr=0.1, steps=2, batch=32)
     spm = FedSPM(classification(encoder, federation), Network(encoder, federation.inputs), 2, block, block)
-    run = fit(spm, federation, rounds=1, engine="loop")
+    run = fit(spm, federation, rounds=1, setting=Setting(engine="loop"))
     numbers, drawn = judge(run, federation, data_dir)
     density = numbers["scores"]["density"]
     own = torch.cat([client.test["x"] for client in federation.clients])

@@ -40,6 +40,7 @@ from archipel.core.trees import flatten
 from archipel.data import Client
 from archipel.engines import Loop
 from archipel.engines.carrier import client_data
+from archipel.engines.setting import Setting
 from archipel.runs.answers import Asking, Examiner, vote
 from archipel.runs.calibration import calibration_error
 
@@ -111,7 +112,7 @@ def test_one_ballot_more_beats_any_confidence():
 
 @pytest.mark.parametrize("engine", ["loop", "batched"])
 def test_system_and_average_accuracy_by_brute_force(uneven, engine):
-    run = fit(Constant(), uneven, rounds=1, engine=engine)
+    run = fit(Constant(), uneven, rounds=1, setting=Setting(engine=engine))
     # clients 0 and 3 favour class 0, so it has two of four ballots for every example
     pooled = torch.cat([client.test["y"] for client in uneven.clients])
     assert run.metrics["system_accuracy"] == pytest.approx((pooled == 0).double().mean().item())
@@ -132,7 +133,7 @@ def test_system_and_average_accuracy_by_brute_force(uneven, engine):
 
 @pytest.mark.parametrize("engine", ["loop", "batched"])
 def test_global_personal_and_adapted_models_are_separate_series(uneven, engine):
-    run = fit(Adapting(), uneven, rounds=1, engine=engine)
+    run = fit(Adapting(), uneven, rounds=1, setting=Setting(engine=engine))
     commonest = [torch.bincount(c.train["y"], minlength=3).argmax().item() for c in uneven.clients]
     assert commonest != [0, 1, 2, 0]
     pooled = torch.cat([client.test["y"] for client in uneven.clients])
@@ -170,7 +171,7 @@ def test_models_that_are_adapted_before_evaluation_vote(uneven, engine):
         def predict(self, server, client, x):
             return super().predict(server, {"favourite": torch.tensor(2)} | client, x)
 
-    run = fit(Tuned(), uneven, rounds=1, engine=engine)
+    run = fit(Tuned(), uneven, rounds=1, setting=Setting(engine=engine))
     assert (uneven.sizes > 10).tolist() == [False, True, True, True]  # three of four say 1 then
     pooled = torch.cat([client.test["y"] for client in uneven.clients])
     assert run.metrics["system_accuracy"] == pytest.approx((pooled == 1).double().mean().item())
@@ -182,7 +183,7 @@ def test_a_router_answers_by_the_client_it_routes_to(uneven, engine):
     task = classification(nn.Linear(3, 4), uneven)
     block = SGD(lr=0.2, steps=10, batch=8)
     spm = FedSPM(task, Network(nn.Linear(3, 4), uneven.inputs), components=2, local=block, routing=block)
-    run = fit(spm, uneven, rounds=3, engine=engine)
+    run = fit(spm, uneven, rounds=3, setting=Setting(engine=engine))
     right, home, own = [], [], []
     for i, client in enumerate(uneven.clients):
         for x, y in zip(client.test["x"], client.test["y"], strict=True):
@@ -210,7 +211,7 @@ def test_a_regression_is_scored_by_its_root_mean_squared_error(engine):
         def predict(self, server, client, x):
             return client["favourite"].float() + 0.0 * x[:, :1]
 
-    run = fit(Guess(), federation, rounds=1, engine=engine)
+    run = fit(Guess(), federation, rounds=1, setting=Setting(engine=engine))
     own = [(c.test["y"] - i).square().mean().item() for i, c in enumerate(federation.clients)]
     pooled = torch.cat([c.test["y"] for c in federation.clients])
     # the system answers by the mean of 0 and 1
@@ -227,8 +228,8 @@ def test_a_client_without_tests_is_left_out_of_averages(uneven, engine, algorith
     bare = uneven.clients[1]
     bare = replace(bare, test={name: column[:0] for name, column in bare.test.items()})
     federation = Federation("some", (uneven.clients[0], bare, *uneven.clients[2:]), uneven.inputs, uneven.classes)
-    run = fit(algorithm, federation, rounds=1, engine=engine)
-    whole = fit(algorithm, uneven, rounds=1, engine=engine)
+    run = fit(algorithm, federation, rounds=1, setting=Setting(engine=engine))
+    whole = fit(algorithm, uneven, rounds=1, setting=Setting(engine=engine))
     keep = [0, 2, 3]
     own = [whole.table[i]["accuracy"] for i in keep]
     sizes = uneven.sizes[keep].tolist()
@@ -316,7 +317,7 @@ def test_worst_clients_and_calibration_by_brute_force(uneven, engine):
     task = classification(nn.Linear(3, 4), uneven)
     block = SGD(lr=0.2, steps=10, batch=8)
     spm = FedSPM(task, Network(nn.Linear(3, 4), uneven.inputs), components=2, local=block, routing=block)
-    run = fit(spm, uneven, rounds=3, engine=engine)
+    run = fit(spm, uneven, rounds=3, setting=Setting(engine=engine))
     own, rows, routed = [], [], []
     for i, client in enumerate(uneven.clients):
         answers = spm.predict(run.server, run.clients[i], client.test["x"]).exp()
@@ -367,7 +368,7 @@ def test_a_regressions_client_without_tests_is_left_out_too(engine):
         Federation.from_arrays([(x[:8], x[:8, 0]), (x[8:18], x[8:18, 0]), (x[18:], x[18:, 1])]), 0
     )
     task, solver = regression(nn.Identity(), federation), SGD(lr=0.1, steps=2)
-    run = fit(Ditto(FedAvg(task, solver), solver), federation, rounds=1, engine=engine)
+    run = fit(Ditto(FedAvg(task, solver), solver), federation, rounds=1, setting=Setting(engine=engine))
     squares = []
     for client, state in zip(federation.clients[1:], run.clients[1:], strict=True):
         answers = run.algorithm.predict(run.server, state, client.test["x"])
@@ -483,7 +484,7 @@ def evaluated(algorithm, federation):
             Counting.seen = 0
             found.append((evaluate(view, moment.server, moment.clients, federation, keys.key(5)), Counting.seen))
 
-    return fit(algorithm, federation, rounds=2, engine="loop", callbacks=[look]), *found
+    return fit(algorithm, federation, rounds=2, setting=Setting(engine="loop"), callbacks=[look]), *found
 
 
 @pytest.mark.parametrize("name", SHARING)
@@ -555,15 +556,15 @@ def test_clients_are_asked_for_uneven_parts_of_the_queries(uneven, engine):
     bare = uneven
     for i in range(4):
         bare = without_tests(bare, i)
-    fit(Naming(), bare, rounds=1, engine=engine, callbacks=[ask])
+    fit(Naming(), bare, rounds=1, setting=Setting(engine=engine), callbacks=[ask])
     assert torch.equal(seen["answers"], queries[query] * (owner % 3 + 1)[:, None])
     assert seen["one"].isnan().tolist() == [[True] * 3, [False] * 3]  # client 1's aren't finite
 
 
 def test_many_clients_vote_some_at_a_time(uneven, monkeypatch):
-    whole = fit(Constant(), uneven, rounds=1, engine="loop")
+    whole = fit(Constant(), uneven, rounds=1, setting=Setting(engine="loop"))
     monkeypatch.setattr("archipel.runs.answers.TOGETHER", 1)
-    assert fit(Constant(), uneven, rounds=1, engine="loop").metrics == whole.metrics
+    assert fit(Constant(), uneven, rounds=1, setting=Setting(engine="loop")).metrics == whole.metrics
 
 
 def test_where_too_many_answers_were_needed_nobody_votes_and_the_rest_stays(uneven, monkeypatch, caplog):
@@ -584,6 +585,8 @@ def test_a_global_model_is_evaluated_without_asking_anybody(uneven):
             return super().run(step, message, ids, key, training=training)
 
     for name in ("FedAvg", "SCAFFOLD"):
-        run = fit(SHARING[name](classification(nn.Linear(3, 4), uneven), None), uneven, rounds=1, engine=Deaf)
+        run = fit(
+            SHARING[name](classification(nn.Linear(3, 4), uneven), None), uneven, rounds=1, setting=Setting(engine=Deaf)
+        )
         assert run.metrics["system_accuracy"] == run.metrics["global_accuracy"]
         assert len(run.clients[0]) > 0  # they keep something, but not a model

@@ -16,8 +16,8 @@ from archipel.core import keys
 from archipel.core.sampling import Cohort
 from archipel.core.trees import Tree
 from archipel.data.federation import Federation
-from archipel.engines.auto import Engine
 from archipel.engines.loop import Loop
+from archipel.engines.setting import Engine, Setting
 from archipel.fit import Moment, fit
 
 Criterion = Literal["likelihood", "field"]
@@ -109,7 +109,7 @@ def follow(
             rounds=run.max_iter,
             cohort=cohort,
             seed=seed,
-            engine=engine,
+            setting=Setting(engine=engine),
             callbacks=[run],
         )
     except Converged:

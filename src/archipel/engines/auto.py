@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,71 +16,64 @@ from archipel.core.trees import Tree, decoded
 from archipel.data.federation import Federation
 from archipel.engines.batched import Batched
 from archipel.engines.carrier import Carrier, Outcome, log
-from archipel.engines.device import Setting
 from archipel.engines.loop import Loop
 from archipel.engines.operations import LARGE, Operations
 from archipel.engines.pool.processes import Processes
+from archipel.engines.setting import DEFAULT, Setting
 from archipel.engines.wire import Wire
 from archipel.learning.networks import modules_of
 from archipel.states.table import States
 
-Engine = Literal["auto", "loop", "threads", "batched", "processes", "wire"] | Callable[[Algorithm, Federation], Carrier]
-NAMES = ("auto", "loop", "threads", "batched", "processes", "wire")
-
 
 def choose(
-    engine: Engine,
-    algorithm: Algorithm,
-    federation: Federation,
-    workers: int | None = None,
-    states: States | None = None,
-    setting: Setting | None = None,
+    algorithm: Algorithm, federation: Federation, setting: Setting = DEFAULT, states: States | None = None
 ) -> tuple[Carrier, str]:
-    """A carrier, and one line that says why it was chosen.
+    """Make a run's carrier, and say in one line why it was chosen.
 
-    On CPUs convolutions gain nothing from batching over clients and run fastest one client a core; small dense models
-    are bound by overhead, which batching shares. BatchNorm must not see padding, recurrent layers batch slowly. On a
-    GPU everything is batched that can be.
+    On CPUs convolutions gain nothing from batching over clients and run fastest with one client a core; small dense
+    models are bound by overhead, which batching shares. BatchNorm must not see padding, and recurrent layers batch
+    slowly. On a GPU everything is batched that can be.
 
     Args:
-        engine: a name, or a function that makes a carrier.
-        workers: threads or processes; ``None``: one a core, or a GPU.
+        algorithm: whose steps are run.
+        federation: whose clients.
+        setting: which engine, or ``"auto"``, and how steps compute.
         states: where the clients' states are kept; default: in memory.
-        setting: where steps compute.
+
+    Raises:
+        ValueError: a device that this machine does not have, or a setting that the engine does not support.
     """
+    engine, given = setting.engine, "chosen by the user"
+    setting.check_device()
+    states = states or States(federation.sizes)
     if callable(engine):
-        return engine(algorithm, federation), "given by hand"
-    if engine not in NAMES:
-        raise ValueError(f"engine must be one of {', '.join(map(repr, NAMES))}, or a function; given {engine!r}.")
-    setting, given = setting or Setting(), "given by hand"
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    several = min(workers or cores, len(federation.clients))
+        return engine(algorithm, federation, setting, states), given
     apart = _one_by_one(algorithm, federation, setting)
+    several = replace(setting, workers=min(setting.workers or _cores(), len(federation.clients)))
     if engine == "loop":
-        return Loop(algorithm, federation, several if workers else 1, states, setting), given
+        return Loop(algorithm, federation, several if setting.workers else setting, states), given
     if engine == "threads":
-        return Loop(algorithm, federation, several, states, setting), given
+        return Loop(algorithm, federation, several, states), given
     if engine == "batched":
-        return Batched(algorithm, federation, None, states, setting, workers or 1), given
+        return Batched(algorithm, federation, setting, states), given
     if engine == "processes":
-        kernel: Literal["loop", "batched"] = "loop" if apart else "batched"
-        if not setting.at_home:
-            several = workers or torch.cuda.device_count()
-        return Processes(algorithm, federation, several, kernel, states=states, setting=setting), given
+        if not setting.on_cpu:
+            several = replace(setting, workers=setting.workers or torch.cuda.device_count())
+        return Processes(algorithm, federation, several, states, kernel="loop" if apart else "batched"), given
     if engine == "wire":
-        if settings := setting.describe():
-            raise ValueError(
-                f"engine='wire' is for tests, and computes as the defaults say; given {settings}. Leave the settings "
-                "out, or take another engine."
-            )
-        return Wire(algorithm, federation, states), given
+        return Wire(algorithm, federation, setting, states), given
+    alone = replace(setting, workers=1)
     if apart:
-        threads = several if apart == "convolutions" and setting.at_home else 1
-        on = f" on {threads} threads" if threads > 1 else ""
-        return Loop(algorithm, federation, threads, states, setting), f"{apart}: clients one by one{on}"
-    if not setting.at_home:
-        return Batched(algorithm, federation, None, states, setting), "a GPU: clients in batches"
-    return Auto(algorithm, federation, several, states, setting), "each step by the size of its operations"
+        used = several if apart == "convolutions" and setting.on_cpu else alone
+        on = f" on {used.workers} threads" if used.workers != 1 else ""
+        return Loop(algorithm, federation, used, states), f"{apart}: clients one by one{on}"
+    if not setting.on_cpu:
+        return Batched(algorithm, federation, alone, states), "a GPU: clients in batches"
+    return Auto(algorithm, federation, several, states), "each step by the size of its operations"
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _one_by_one(algorithm: Algorithm, federation: Federation, setting: Setting) -> str:
@@ -87,7 +81,7 @@ def _one_by_one(algorithm: Algorithm, federation: Federation, setting: Setting) 
     found = list(modules_of(algorithm))
     if any(isinstance(m, BatchNormBase | nn.RNNBase) for m in found):
         return "BatchNorm or recurrent layers"
-    if setting.at_home and any(isinstance(m, ConvolutionBase) for m in found):
+    if setting.on_cpu and any(isinstance(m, ConvolutionBase) for m in found):
         return "convolutions"
     counts = federation.sizes
     return "sizes too uneven to pad" if int(counts.max()) * len(counts) > 4 * int(counts.sum()) else ""
@@ -104,22 +98,20 @@ class Auto:
     Args:
         algorithm: whose steps are run.
         federation: whose clients.
-        workers: threads, of the loop and of batches whose operations are large.
+        setting: how steps compute; its ``workers`` are threads, of the loop and of batches with large operations.
         states: where the clients' states are kept; default: in memory.
-        setting: where steps compute.
     """
 
     def __init__(
         self,
         algorithm: Algorithm,
         federation: Federation,
-        workers: int = 1,
+        setting: Setting = DEFAULT,
         states: States | None = None,
-        setting: Setting | None = None,
     ) -> None:
         self.states = states or States(federation.sizes)
-        self._loop = Loop(algorithm, federation, workers, self.states, setting)
-        self._batched = Batched(algorithm, federation, None, self.states, setting, workers)
+        self._loop = Loop(algorithm, federation, setting, self.states)
+        self._batched = Batched(algorithm, federation, setting, self.states)
         self._smallest = int(federation.sizes.argmin())
         self._chosen: dict[str, Loop | Batched] = {}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,9 +30,9 @@ from archipel.core.trees import (
 )
 from archipel.data.federation import Federation
 from archipel.engines.carrier import Outcome, log, usable
-from archipel.engines.device import Setting
 from archipel.engines.loop import Done, Loop
 from archipel.engines.operations import LARGE, Operations
+from archipel.engines.setting import DEFAULT, Setting
 from archipel.engines.threads import Threads
 from archipel.states.table import States, consecutive
 
@@ -52,31 +52,30 @@ class Batched:
     Args:
         algorithm: whose steps are run.
         federation: whose clients.
-        chunk: clients a batch; default: as many as have room in the processor's cache, told from the size of the
-            message and of a client's state, so that it doesn't depend on the machine.
+        setting: how steps compute; its ``workers`` are threads for chunks of steps with large operations, one by
+            default.
         states: where the clients' states are kept; default: in memory.
-        setting: where steps compute.
-        workers: threads that take chunks of steps whose batched operations are large.
+        chunk: clients a batch; default: as many as fit in the processor's cache. The size of the message and of a
+            client's state decides, so that the chunk does not depend on the machine.
     """
 
     def __init__(
         self,
         algorithm: Algorithm,
         federation: Federation,
-        chunk: int | None = None,
+        setting: Setting = DEFAULT,
         states: States | None = None,
-        setting: Setting | None = None,
-        workers: int = 1,
+        chunk: int | None = None,
     ) -> None:
-        self.algorithm, self.federation, self.chunk, self.workers = algorithm, federation, chunk, workers
+        self.algorithm, self.federation, self.setting, self.chunk = algorithm, federation, setting, chunk
         self.states = states or States(federation.sizes)
-        self.setting = setting or Setting()
-        self.loop = Loop(algorithm, federation, states=self.states, setting=self.setting)
+        self.workers = setting.workers or 1
+        self.loop = Loop(algorithm, federation, replace(setting, workers=1), self.states)
         self._fallen_back = False
         self._probed: set[tuple[str, bool]] = set()
         self._chunks: dict[str, int] = {}
         self._largest: dict[str, int] = {}
-        self._threads = Threads(algorithm, workers)
+        self._threads = Threads(algorithm, self.workers)
         self._tables: dict[str, _Rows | None] = {}
         self._counts = federation.sizes.tolist()
 
@@ -94,7 +93,7 @@ class Batched:
         if not self.ready(step, message, key, training):
             yield from self.loop.run(step, message, ids, key, training=training)
             return
-        chunks, message = self.split(step, message, ids), self.setting.there(decoded(message))
+        chunks, message = self.split(step, message, ids), self.setting.to_device(decoded(message))
 
         def one(step: Step, chunk: Tensor) -> Done:
             return self.one(step, message, chunk, key, training)
@@ -132,7 +131,7 @@ class Batched:
         """Keeps the new states of usable outcomes."""
         states, outcome = done
         if training:
-            self._commit(torch.tensor(outcome.ids), self.setting.back(states), outcome.usable)
+            self._commit(torch.tensor(outcome.ids), self.setting.to_cpu(states), outcome.usable)
         return outcome
 
     def _chunk(self, step: Step, message: Tree) -> int:
@@ -147,8 +146,8 @@ class Batched:
         dims = tree_map(lambda leaf: 0 if isinstance(leaf, PerClient) else None, message)
         sent = tree_map(lambda leaf: leaf.row(ids) if isinstance(leaf, PerClient) else leaf, message)
         # States are copies, always: a reply, or another entry of the new state, may be an entry of the old one.
-        states, own = self.setting.there(self.states.read(ids)), self.setting.there(keys.fold(key, ids))
-        sent, data = self.setting.there(sent), self._data(ids, training)
+        states, own = self.setting.to_device(self.states.read(ids)), self.setting.to_device(keys.fold(key, ids))
+        sent, data = self.setting.to_device(sent), self._data(ids, training)
         with self.setting.inside():
             batched = torch.func.vmap(step, in_dims=(0, dims, _stacked(data), 0), randomness="error")
             result: tuple[Tree, Tree] = batched(states, sent, data, own)
@@ -166,7 +165,7 @@ class Batched:
 
     def _probe(self, step: Step, message: Tree, ids: Tensor, key: Tensor, training: bool) -> None:
         self._probed.add((step.__qualname__, training))
-        message = self.setting.there(decoded(message))
+        message = self.setting.to_device(decoded(message))
         # The loop goes first: an error it raises too is the step's own, and goes up as it is.
         with Operations() as counted:
             looped = [self.loop.compute(step, message, client, key, training)[1] for client in ids.tolist()]
@@ -224,7 +223,7 @@ class _Rows:
         nothing = {name: column[:0] for name, column in first.items()}
         parts = [columns or nothing for columns in clients]
         counts = torch.tensor([len(columns["x"]) for columns in parts])
-        joined = {name: setting.there(torch.cat([columns[name] for columns in parts])) for name in nothing}
+        joined = {name: setting.to_device(torch.cat([columns[name] for columns in parts])) for name in nothing}
         return cls(joined, counts, counts.cumsum(0) - counts, int(counts.max()))
 
     def rows(self, ids: Tensor) -> Examples:

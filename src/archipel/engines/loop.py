@@ -14,7 +14,7 @@ from archipel.core.examples import ClientData
 from archipel.core.trees import Tree, decoded, deliver, nbytes, tree_map
 from archipel.data.federation import Federation
 from archipel.engines.carrier import Outcome, client_data, log, usable
-from archipel.engines.device import Setting
+from archipel.engines.setting import DEFAULT, Setting
 from archipel.engines.threads import Threads
 from archipel.states.table import States
 
@@ -30,25 +30,24 @@ class Loop:
     Args:
         algorithm: whose steps are run.
         federation: whose clients.
-        workers: threads. A model that draws by torch's own generator (dropout) runs on one.
+        setting: how steps compute; its ``workers`` are threads, one by default. A model that draws by torch's own
+            generator (dropout) runs on one.
         states: where the clients' states are kept; default: in memory.
-        setting: where steps compute.
     """
 
     def __init__(
         self,
         algorithm: Algorithm,
         federation: Federation,
-        workers: int = 1,
+        setting: Setting = DEFAULT,
         states: States | None = None,
-        setting: Setting | None = None,
     ) -> None:
-        self.algorithm, self.federation, self.workers = algorithm, federation, workers
+        self.algorithm, self.federation, self.setting = algorithm, federation, setting
         self.states = states or States(federation.sizes)
-        self.setting = setting or Setting()
+        self.workers = setting.workers or 1
         self._seen: set[str] = set()
         self._resident: dict[tuple[int, bool], ClientData] = {}
-        self._threads = Threads(algorithm, workers)
+        self._threads = Threads(algorithm, self.workers)
 
     def describe(self) -> dict[str, Any]:
         return {"engine": "loop", "workers": self.workers} | self.setting.describe() | self.states.describe()
@@ -57,7 +56,7 @@ class Loop:
         self._threads.close()
 
     def run(self, step: Step, message: Tree, ids: Sequence[int], key: Tensor, *, training: bool) -> Iterator[Outcome]:
-        rest, message = list(ids), self.setting.there(decoded(message))
+        rest, message = list(ids), self.setting.to_device(decoded(message))
         if self.workers > 1 and rest and step.__qualname__ not in self._seen:
             # The first client runs alone, to see whether the model draws by the generator that threads would share.
             self._seen.add(step.__qualname__)
@@ -91,7 +90,7 @@ class Loop:
         """Keeps the new state of a usable outcome."""
         state, outcome = done
         if training and bool(outcome.usable):
-            self.states.put(outcome.ids[0], self.setting.back(state))
+            self.states.put(outcome.ids[0], self.setting.to_cpu(state))
         return outcome
 
     def one(self, step: Step, message: Tree, client: int, key: Tensor, training: bool) -> Done:
@@ -105,14 +104,14 @@ class Loop:
         """The step's own result: the client's new state, and the reply as it was packed."""
         with self.setting.inside():
             given = self.states[client], deliver(message, client), keys.fold(key, client)
-            state, sent, own = given if self.setting.at_home else map(self.setting.there, given)
+            state, sent, own = given if self.setting.on_cpu else map(self.setting.to_device, given)
             return step(state, sent, self._data(client, training), own)
 
     def _data(self, client: int, training: bool) -> ClientData:
-        if self.setting.at_home:
+        if self.setting.on_cpu:
             return client_data(self.federation, client, training=training)
         if (client, training) not in self._resident:
-            self._resident[client, training] = self.setting.there(
+            self._resident[client, training] = self.setting.to_device(
                 client_data(self.federation, client, training=training)
             )
         return self._resident[client, training]

@@ -23,6 +23,7 @@ from archipel.core.examples import ClientData, Examples
 from archipel.core.trees import Tree, decoded, deliver, finite, nbytes, tree_map
 from archipel.data.federation import Federation
 from archipel.engines.carrier import UNPICKLABLE, Outcome, client_data, not_sent
+from archipel.engines.setting import DEFAULT, Setting
 from archipel.states.encoding import decode, encode
 from archipel.states.table import States
 
@@ -53,13 +54,21 @@ class Wire:
     Args:
         algorithm: whose steps are run; it must be picklable.
         federation: whose clients.
+        setting: must compute as the default does.
         states: where the clients' states are kept; default: in memory.
 
     Raises:
-        ValueError: an algorithm that can't be pickled.
+        ValueError: an algorithm that cannot be pickled, or another setting.
     """
 
-    def __init__(self, algorithm: Algorithm, federation: Federation, states: States | None = None) -> None:
+    def __init__(
+        self, algorithm: Algorithm, federation: Federation, setting: Setting = DEFAULT, states: States | None = None
+    ) -> None:
+        if other := setting.describe():
+            raise ValueError(
+                f"engine='wire' is for tests and computes with the default setting; given {other}. Leave these out, or "
+                "choose another engine."
+            )
         self.algorithm = algorithm
         try:
             pickled = pickle.dumps(algorithm)

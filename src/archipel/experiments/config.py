@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
 from archipel.algorithm import Algorithm
+from archipel.engines.setting import Setting
 from archipel.experiments.methods import AnyMethod
 from archipel.experiments.sections import Arrays, CohortSection, Divided, EncoderSection, Natural, Positive, Section
 from archipel.learning.tasks import Described, classification, regression
@@ -38,6 +40,11 @@ class RunConfig(Section):
     groups: list[list[int | str]] | None = None
     encoder: EncoderSection = Field(default_factory=EncoderSection)
     algorithm: AnyMethod
+
+    @property
+    def setting(self) -> Setting:
+        """How the run is carried out."""
+        return Setting(**{field.name: getattr(self, field.name) for field in fields(Setting)})
 
     @field_validator("name")
     @classmethod

@@ -13,7 +13,6 @@ import torch
 from archipel.core import keys
 from archipel.data.federation import Federation
 from archipel.engines.auto import choose
-from archipel.engines.device import Setting
 from archipel.engines.handle import Handle, Ledger
 from archipel.experiments.building import federation_from
 from archipel.experiments.config import RunConfig, algorithm_from
@@ -96,13 +95,7 @@ def train(
         rounds=config.rounds,
         cohort=config.cohort.build(),
         seed=config.seed,
-        engine=config.engine,
-        workers=config.workers,
-        device=config.device,
-        precision=config.precision,
-        memory_format=config.memory_format,
-        compile=config.compile,
-        states=config.states,
+        setting=config.setting,
         evaluate_every=config.evaluate_every,
         callbacks=callbacks,
         folder=folder,
@@ -150,8 +143,8 @@ def reevaluate(folder: Path) -> tuple[Run, Evaluation]:
     torch.set_num_threads(1)
     run = load(folder)
     states = States(federation.sizes, store_in("auto", folder))
-    setting = Setting(config.device, config.precision, config.memory_format, config.compile)
-    carrier, _ = choose(config.engine, run.algorithm, federation, config.workers, states, setting)
+    setting = config.setting
+    carrier, _ = choose(run.algorithm, federation, setting, states)
     try:
         carrier.states.load(run.clients)
         everyone = torch.arange(len(federation))

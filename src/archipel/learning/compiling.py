@@ -40,7 +40,7 @@ class ForwardOptions:
     """How forward passes are computed.
 
     Args:
-        memory_format: of images, see :class:`archipel.engines.device.Setting`.
+        memory_format: of images, see :class:`archipel.engines.setting.Setting`.
         compile: the mode of ``torch.compile``; ``None``: passes aren't compiled.
     """
 

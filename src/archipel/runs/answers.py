@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from archipel.algorithm import Adapts, Algorithm, Clients, Embeds, NoReplyError, Predicts, PredictsGlobally, Routes, RoutesEmbedded, Step
-from archipel.engines.device import Setting
+from archipel.engines.setting import Setting
 from archipel.core.examples import ClientData
 from archipel.core.trees import PerClient, Tree, leaves, row, tree_map
 

@@ -15,7 +15,7 @@ from archipel.algorithm import Adapts, Algorithm, Clients, DivergenceError, Pers
 from archipel.runs.answers import HERE, Asking, Examiner, Poll, embedded, places, route_all
 from archipel.runs.answers import PIECE
 from archipel.runs.calibration import calibration_error, gaps
-from archipel.engines.device import Setting
+from archipel.engines.setting import Setting
 from archipel.data.federation import Federation
 from archipel.core.trees import Tree
 
@@ -144,7 +144,7 @@ def evaluate(
     if not len(pool.y) or not isinstance(algorithm, Predicts | PredictsGlobally):
         return Evaluation({}, table)
     unit = "rmse" if pool.regression else "accuracy"
-    there = setting.there(server)
+    there = setting.to_device(server)
     asking = Asking(everyone, server, embedded(algorithm, there, pool.x, setting), federation.outputs, key)
     examiner = Examiner(algorithm)
     tested = pool.counts > 0

@@ -9,11 +9,11 @@ from typing import Literal, get_args
 
 from archipel.states.storage import Column, Shapes, Store, in_memory, nbytes, on_disk, spacious
 
-Where = Literal["auto", "memory", "disk"]
+Placement = Literal["auto", "memory", "disk"]
 log = logging.getLogger("archipel")
 
 
-def store_in(where: Where, folder: Path | None = None) -> Store:
+def store_in(where: Placement, folder: Path | None = None) -> Store:
     """What makes room for client states.
 
     Args:
@@ -24,8 +24,8 @@ def store_in(where: Where, folder: Path | None = None) -> Store:
     Raises:
         ValueError: another place.
     """
-    if where not in get_args(Where):
-        raise ValueError(f"states must be one of {', '.join(map(repr, get_args(Where)))}; given {where!r}.")
+    if where not in get_args(Placement):
+        raise ValueError(f"states must be one of {', '.join(map(repr, get_args(Placement)))}; given {where!r}.")
     if where == "memory":
         return in_memory
 

@@ -23,10 +23,10 @@ from archipel.core.trees import Tree, decoded, leaves, nbytes, tree_map
 from archipel.data.federation import Federation
 from archipel.engines.batched import Batched
 from archipel.engines.carrier import UNPICKLABLE, Outcome, log, not_sent
-from archipel.engines.device import Setting
 from archipel.engines.pool.memory import Memory
 from archipel.engines.pool.pool import Crew, Work
 from archipel.engines.pool.worker import Luggage, Operation, Part, known_to_all, serve, split_message
+from archipel.engines.setting import DEFAULT, Setting
 from archipel.states.table import States
 
 Kernel = Literal["loop", "batched"]
@@ -53,12 +53,11 @@ class Processes:
     Args:
         algorithm: whose steps are run.
         federation: whose clients.
-        workers: how many, at most; each computes on one thread.
+        setting: how steps compute; its ``workers`` are processes, one by default. Each computes on one thread.
+        states: where the clients' states are kept; default: in memory.
         kernel: how a worker carries out a step: ``"loop"`` or ``"batched"``.
         chunk: clients a batch; default: as :class:`Batched` has it, or fewer, so that there is work for several
             workers (from their number nothing is told).
-        states: where the clients' states are kept; default: in memory.
-        setting: where steps compute.
         patience: seconds after which a worker that hasn't answered is replaced.
         start: ``"fork"`` or ``"spawn"``; default: forks on Linux without GPUs.
 
@@ -71,16 +70,15 @@ class Processes:
         self,
         algorithm: Algorithm,
         federation: Federation,
-        workers: int,
+        setting: Setting = DEFAULT,
+        states: States | None = None,
+        *,
         kernel: Kernel = "loop",
         chunk: int | None = None,
-        states: States | None = None,
-        setting: Setting | None = None,
-        *,
         patience: float = 600.0,
         start: Start | None = None,
     ) -> None:
-        positive_int("Processes", workers=workers, chunk=1 if chunk is None else chunk)
+        positive_int("Processes", chunk=1 if chunk is None else chunk)
         above_zero("Processes", patience=patience)
         one_of("Processes", "kernel", kernel, "loop", "batched")
         if multiprocessing.current_process().daemon:
@@ -88,12 +86,14 @@ class Processes:
                 "This process may not start others: it is a daemon, as those of multiprocessing.Pool are. Take "
                 "engine='loop' or 'batched' here."
             )
-        self.algorithm, self.federation, self.workers, self.kernel = algorithm, federation, workers, kernel
+        self.algorithm, self.federation, self.kernel = algorithm, federation, kernel
+        self.workers = workers = setting.workers or 1
         self.states = states or States(federation.sizes)
-        self._batched = Batched(algorithm, federation, chunk, states=self.states, setting=setting)
+        # In a worker everything runs on one thread.
+        self._batched = Batched(algorithm, federation, replace(setting, workers=1), self.states, chunk)
         self._setting = self._batched.setting
         # Threads of a GPU's runtime, and of torch's differentiation where there is one, don't survive a fork.
-        forks = sys.platform == "linux" and self._setting.at_home and not torch.accelerator.is_available()
+        forks = sys.platform == "linux" and self._setting.on_cpu and not torch.accelerator.is_available()
         self._context = multiprocessing.get_context(start or ("fork" if forks else "spawn"))
         self._chunks: dict[str, int] = {}
         self._names = {id(part): number for number, part in enumerate(known_to_all(algorithm, federation))}
@@ -135,7 +135,7 @@ class Processes:
             return memory.dump([tuple(part) for part in parts], self._names)[0]
 
         work = Work(content, len(chunks), pack, lambda number: self._name(step, chunks[number]))
-        if not self._setting.at_home and not together:
+        if not self._setting.on_cpu and not together:
             work.seats = [client for (client,) in chunks]  # a client's data stay on one GPU
         self._crew.begin(work)
         for number in range(len(chunks)):
@@ -159,7 +159,7 @@ class Processes:
     def _groups(self, ids: Sequence[int], message: Tree) -> list[list[int]]:
         """Clients that a worker takes at a time, one after another: several where there are many and they are small."""
         part = nbytes([leaf for leaf in leaves(message) if isinstance(leaf, Tensor)]) + self.states.bytes
-        size = max(1, min(MOST, len(ids) // (4 * self.workers), BYTES // (1 + part))) if self._setting.at_home else 1
+        size = max(1, min(MOST, len(ids) // (4 * self.workers), BYTES // (1 + part))) if self._setting.on_cpu else 1
         return [list(ids[start : start + size]) for start in range(0, len(ids), size)]
 
     def _name(self, step: Step, chunk: Sequence[int]) -> str:

@@ -22,9 +22,9 @@ from archipel.core import keys
 from archipel.core.trees import PerClient, Tree, tree_map
 from archipel.data.federation import Federation
 from archipel.engines.batched import Batched
-from archipel.engines.device import Setting
 from archipel.engines.loop import Done
 from archipel.engines.pool.memory import Memory
+from archipel.engines.setting import Setting
 from archipel.states.table import States
 
 
@@ -79,7 +79,7 @@ class Luggage:
 
     def unpacked(self, seat: int) -> Batched:
         (algorithm, federation, setting), _ = self.memory.load(self.content, private=True)
-        return Batched(algorithm, federation, setting=_seated(setting, seat))
+        return Batched(algorithm, federation, _seated(setting, seat))
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def serve(
             if request.operation is not None:
                 operation, _ = board.load(request.operation, known)
                 assert operation is not None
-                operation = operation._replace(message=batched.setting.there(operation.message))
+                operation = operation._replace(message=batched.setting.to_device(operation.message))
             assert operation is not None
             memory = slots[request.slot]
             task, end = memory.load(request.task, known)

@@ -27,6 +27,7 @@ from archipel.algorithms.pfedmac import PFedMac
 from archipel.algorithms.pfedme import PFedMe
 from archipel.core import keys
 from archipel.engines.carrier import client_data
+from archipel.engines.setting import Setting
 from archipel.fit import fit
 from archipel.learning.quadratic import Quadratic, quadratic_federation
 from archipel.learning.sgd import SGD
@@ -83,7 +84,7 @@ class Path:
 def trained(algorithm: Algorithm, rounds: int) -> Run:
     """Run an algorithm on the problem with exact gradients."""
     federation = quadratic_federation(torch.tensor(CURVATURES), torch.tensor(MINIMA))
-    return fit(algorithm, federation, rounds=rounds, engine="loop")
+    return fit(algorithm, federation, rounds=rounds, setting=Setting(engine="loop"))
 
 
 def points(run: Run, *path: str) -> Points:

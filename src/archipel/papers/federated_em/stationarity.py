@@ -27,6 +27,7 @@ from archipel.core.trees import Tree, dot
 from archipel.data.federation import Client, Federation
 from archipel.data.inputs import Inputs
 from archipel.engines.batched import Batched
+from archipel.engines.setting import Setting
 from archipel.experiments.grids.grid import Cell
 from archipel.families.gaussian import GaussianMixture
 from archipel.families.shrinkage import Ridge
@@ -102,7 +103,7 @@ def follow(folder: Path, *, clients: int, rounds: int, seed: int, settings: Sett
         found.append(float(dot(h, h)))
 
     engine = partial(Batched, chunk=64)
-    run = fit(algorithm, problem(clients), rounds=rounds, seed=seed, engine=engine, callbacks=[note])
+    run = fit(algorithm, problem(clients), rounds=rounds, seed=seed, setting=Setting(engine=engine), callbacks=[note])
     return {
         "stationarity": found,
         "expectations": np.cumsum([record["expectations"] for record in run.history]).tolist(),

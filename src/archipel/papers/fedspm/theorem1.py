@@ -26,6 +26,7 @@ from archipel.core import keys
 from archipel.core.trees import Tree
 from archipel.data.federation import Client, Federation
 from archipel.data.inputs import Inputs
+from archipel.engines.setting import Setting
 from archipel.fit import Moment, fit
 from archipel.learning.sgd import SGD, Batch
 
@@ -178,7 +179,14 @@ def point(momentum: float, rounds: int, seed: int = 0) -> Point:
     def keep(moment: Moment) -> None:
         phis.append(moment.server["model"]["phi"])
 
-    fit(FedAvg(Noisy(), local), federation(), rounds=rounds, seed=seed, engine="batched", callbacks=[keep])
+    fit(
+        FedAvg(Noisy(), local),
+        federation(),
+        rounds=rounds,
+        seed=seed,
+        setting=Setting(engine="batched"),
+        callbacks=[keep],
+    )
     squares = SMOOTHNESS**2 * torch.stack(phis[:-1]).square().sum(2).mean(0)  # over t; ā = 0
     error = float(squares.std() / math.sqrt(REPETITIONS))
     return Point(momentum, rounds, float(squares.mean()), error, exact(momentum, rounds), *terms)
