@@ -25,7 +25,7 @@ from archipel import (
 )
 from archipel.core import keys
 from archipel.core.trees import flatten
-from archipel.engines import Batched, Handle, Ledger, Loop, Processes, Wire
+from archipel.engines import Batched, Handle, Ledger, Processes, Wire
 from archipel.engines.auto import choose
 from archipel.engines.setting import Setting
 from archipel.learning.quadratic import Quadratic, quadratic_federation
@@ -243,7 +243,7 @@ class Padded(Nosy):
 @pytest.mark.parametrize("step", ["peek", "spread"])
 def test_a_step_that_differs_when_batched_takes_the_loop(door, step, caplog, uneven):
     algorithm = Padded()
-    batched, looped = door(algorithm, Batched), door(algorithm)
+    batched, looped = door(algorithm, ENGINES["batched"]), door(algorithm)
     # The first cohort is the largest client, which isn't padded: the smallest betrays the step all the same.
     for ids in ([2], [0, 1, 2, 3]):
         found, expected = (
@@ -399,7 +399,7 @@ def test_the_wire_refuses_what_cant_be_sent(uneven):
 
 def test_the_wire_reports_an_error_of_the_other_side(door):
     algorithm = Nosy()
-    handle = door(algorithm, Wire)
+    handle = door(algorithm, ENGINES["wire"])
     with pytest.raises(RuntimeError, match=r"failed in the client's process(.|\n)*LookupError: nothing to be found"):
         handle.apply(algorithm.fail, {}, keys.key(0))
 
