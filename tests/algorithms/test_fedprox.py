@@ -61,7 +61,12 @@ def test_exact_solves_meet_where_the_moreau_envelopes_do(problem, penalty, value
 def test_vector_clients_with_few_steps(engine, weights):
     A, a = vectors()
     federation, local = quadratic_federation(A, a, SIZES), SGD(lr=0.25, steps=4, batch=None)
-    run = fit(FedProx(Quadratic(3), local, 0.5, weights=weights), federation, rounds=40, setting=Setting(engine=ENGINES[engine]))
+    run = fit(
+        FedProx(Quadratic(3), local, 0.5, weights=weights),
+        federation,
+        rounds=40,
+        setting=Setting(engine=ENGINES[engine]),
+    )
     N = local_map(A, 0.5, 0.25, 4)
     assert of_server(run) == pytest.approx(meeting(N, a, shares(weights, SIZES)), abs=1e-7)
     # The other weighting and FedAvg end elsewhere: the test could tell.
