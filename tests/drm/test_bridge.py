@@ -14,6 +14,7 @@ from archipel import SGD, FedAvg, Federation, Network, classification, fit
 from archipel.algorithms.fedspm import FedSPM
 from archipel.drm.bridge import BridgeErrors, estimates, measure
 from archipel.drm.exchanges import ClientSums, Exchange, RatioCache
+from archipel.engines.setting import Setting
 
 C, ROUNDS = 2, 9
 NETWORK = torch.nn.Identity()

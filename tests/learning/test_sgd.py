@@ -7,6 +7,7 @@ from archipel import SGD, FedAvg, classification, fit
 from archipel.core import keys
 from archipel.core.examples import Examples
 from archipel.core.trees import add, tree_map
+from archipel.engines.setting import Setting
 from archipel.learning.compiling import ForwardOptions
 from archipel.learning.sgd import proximal
 

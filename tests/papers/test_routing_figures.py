@@ -9,6 +9,7 @@ from archipel import SGD, FedSPM, Network, classification, fit
 from archipel.data.dual_heterogeneity import dual_heterogeneity, dual_transform
 from archipel.data.sources.scikit import digits
 from archipel.drm.strangers import Watch
+from archipel.engines.setting import Setting
 from archipel.papers.fedspm.routing_figure import figure, learn, three_clients
 from archipel.papers.fedspm.strangers import judge, strange_queries
 
