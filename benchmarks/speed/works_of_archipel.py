@@ -18,7 +18,8 @@ from archipel.algorithms.pfedme import PFedMe
 from archipel.core import keys
 from archipel.core.sampling import Full, Sample
 from archipel.core.trees import Tree, leaves
-from archipel.data.federation import Client, Federation
+from archipel.data.client import Client
+from archipel.data.federation import Federation
 from archipel.data.inputs import Inputs
 from archipel.engines.setting import Precision, Setting
 from archipel.fit import Moment, fit

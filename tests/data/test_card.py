@@ -9,10 +9,14 @@ import torch
 from rich.console import Console
 
 from archipel import Federation
-from archipel.data import Client, Inputs, compose, digits, dual_heterogeneity
 from archipel.data.card import card, entropy, feature_distances, label_shares
-from archipel.data.shifts.algebra import NoisyLabels
+from archipel.data.client import Client
+from archipel.data.dual_heterogeneity import dual_heterogeneity
+from archipel.data.inputs import Inputs
+from archipel.data.shifts.compose import compose
 from archipel.data.shifts.feature_shifts import Missing
+from archipel.data.shifts.label_shifts import NoisyLabels
+from archipel.data.sources.scikit import digits
 from archipel.learning.quadratic import quadratic_federation
 
 

@@ -5,13 +5,17 @@ import pytest
 import torch
 
 from archipel import Federation
-from archipel.data import Source, compose, digits, divide, dual_heterogeneity, latent_components, make_shift, partition
-from archipel.data.shifts.algebra import Keep, NoisyLabels, PermuteLabels
+from archipel.data.divide import divide, latent_components
+from archipel.data.dual_heterogeneity import dual_heterogeneity
+from archipel.data.partitions.by_name import make_partition
 from archipel.data.shifts.colours import Hue, feddrm
-from archipel.data.shifts.compose import SHIFTS
+from archipel.data.shifts.compose import SHIFTS, compose, make_shift
 from archipel.data.shifts.feature_shifts import Affine, Missing
 from archipel.data.shifts.image_shifts import Brightened, Cast, Coloured, Inverted, Rotated
+from archipel.data.shifts.label_shifts import Keep, NoisyLabels, PermuteLabels
 from archipel.data.shifts.transforms import client_casts, grey_to_rgb, resize
+from archipel.data.sources.scikit import digits
+from archipel.data.sources.source import Source
 
 SOURCE = digits()
 OPTIONS = {
@@ -33,7 +37,7 @@ OPTIONS = {
 
 
 def federation(clients=3, components=2, validation=0.1) -> Federation:
-    parts = partition("dirichlet", SOURCE.y, clients, alpha=1.0)
+    parts = make_partition("dirichlet", SOURCE.y, clients, alpha=1.0)
     divided = compose(divide(SOURCE, parts, validation=validation), clients=[[Coloured(), Cast("blue")]] * clients)
     return latent_components(divided, components)
 
@@ -183,7 +187,7 @@ def test_tests_are_filled_with_the_training_mean():
 
 
 def test_components_are_drawn_from_their_weights():
-    made = latent_components(divide(SOURCE, partition("iid", SOURCE.y, 4)), 3, alpha=5.0, seed=1)
+    made = latent_components(divide(SOURCE, make_partition("iid", SOURCE.y, 4)), 3, alpha=5.0, seed=1)
     for weights, realised, client in zip(made.truth["weights"], made.truth["realised"], made.clients, strict=True):
         drawn = torch.cat([columns["component"] for columns in client.truth.values()])
         assert torch.equal(torch.bincount(drawn, minlength=3) / len(drawn), realised)
@@ -200,7 +204,7 @@ def test_classes_that_nobody_has_are_named():
 def test_tables_and_regressions_divide_too():
     x = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
     source = Source(x, x.sum(1), (), "sums", "", "", "", kind="table")
-    made = divide(source, partition("quantity", range(30), 2, exponent=1.0))
+    made = divide(source, make_partition("quantity", range(30), 2, exponent=1.0))
     assert made.classes is None
     client = made.clients[0]
     assert torch.equal(client.train["y"], source.y[client.truth["train"]["index"]])
@@ -225,7 +229,7 @@ def test_plans_that_do_not_fit_are_refused(plan, message):
 
 
 def test_shapes_that_part_are_refused():
-    grey = latent_components(divide(SOURCE, partition("iid", SOURCE.y, 2)), 2)
+    grey = latent_components(divide(SOURCE, make_partition("iid", SOURCE.y, 2)), 2)
     with pytest.raises(ValueError, match=r"client 'client-1' ends with examples of shape \(1, 8, 8\)"):
         compose(grey, clients=[[Coloured()], []])
     with pytest.raises(ValueError, match="component 1 ends with examples of shape"):
@@ -236,6 +240,6 @@ def test_shapes_that_part_are_refused():
 
 def test_fractions_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=r"test \+ validation is 1.1"):
-        divide(SOURCE, partition("iid", SOURCE.y, 2), test=0.6, validation=0.5)
+        divide(SOURCE, make_partition("iid", SOURCE.y, 2), test=0.6, validation=0.5)
     with pytest.raises(ValueError, match="client-1 holds 1 example, too few"):
         divide(SOURCE, [np.arange(10), np.arange(10, 11)])

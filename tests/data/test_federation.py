@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from archipel.data import Client, Federation, Inputs
+from archipel.data.client import Client
+from archipel.data.federation import Federation
+from archipel.data.inputs import Inputs
 
 
 def tables(sizes=(10, 20, 33), features=4, seed=0):

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from archipel import Federation
-from archipel.data import Inputs, digits, dual_heterogeneity
+from archipel.data.dual_heterogeneity import dual_heterogeneity
+from archipel.data.inputs import Inputs
+from archipel.data.sources.scikit import digits
 
 
 def test_newcomers_are_apart_and_leave_no_trace_in_the_inputs():

@@ -7,8 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from archipel.data import natural
-from archipel.data.sources import pixels
+from archipel.data.natural import natural
+from archipel.data.sources import image_cache
 from archipel.data.sources.flamby import IMAGES, LESIONS, fed_isic2019
 from archipel.data.sources.folders import image_folders
 from archipel.data.sources.source import content_checksum
@@ -84,7 +84,7 @@ def test_images_are_decoded_once_until_they_change(isic, tmp_path, monkeypatch):
         raise AssertionError("decoded again")
 
     with monkeypatch.context() as patched:
-        patched.setattr(pixels, "read_image", never)
+        patched.setattr(image_cache, "read_image", never)
         assert load(isic, tmp_path / "cache").checksum == first.checksum
     save(isic / "fed_isic2019" / IMAGES / "ISIC_0.jpg", 30, 20, (255, 255, 255))
     assert load(isic, tmp_path / "cache").checksum != first.checksum
@@ -99,7 +99,7 @@ def test_writing_to_the_tensor_leaves_the_file(isic, tmp_path):
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, MemoryError])
 def test_an_interruption_leaves_no_partial_cache(isic, tmp_path, monkeypatch, stop):
-    cache, read, done = tmp_path / "cache", pixels.read_image, []
+    cache, read, done = tmp_path / "cache", image_cache.read_image, []
 
     def interrupted(file, shape):
         if len(done) == 3:
@@ -108,7 +108,7 @@ def test_an_interruption_leaves_no_partial_cache(isic, tmp_path, monkeypatch, st
         return read(file, shape)
 
     with monkeypatch.context() as patched:
-        patched.setattr(pixels, "read_image", interrupted)
+        patched.setattr(image_cache, "read_image", interrupted)
         with pytest.raises(stop):
             load(isic, cache)
     assert len(done) == 3
@@ -151,11 +151,11 @@ def test_images_are_scaled_to_cover_the_size_and_cut_at_the_centre(tmp_path):
     stripes = np.zeros((10, 30, 3), np.uint8)
     stripes[:, 10:20] = (10, 20, 30)  # a square in the middle of a wide image
     Image.fromarray(stripes).save(tmp_path / "wide.png")
-    same = pixels.read_image(tmp_path / "wide.png", (3, 10, 10))
+    same = image_cache.read_image(tmp_path / "wide.png", (3, 10, 10))
     assert same[:, 5, 5].tolist() == [10, 20, 30]
     assert same.reshape(3, -1).T.tolist() == [[10, 20, 30]] * 100
-    assert pixels.read_image(tmp_path / "wide.png", (3, 20, 20))[:, 10, 10].tolist() == [10, 20, 30]
-    assert pixels.read_image(tmp_path / "wide.png", (1, 7, 9)).shape == (1, 7, 9)
+    assert image_cache.read_image(tmp_path / "wide.png", (3, 20, 20))[:, 10, 10].tolist() == [10, 20, 30]
+    assert image_cache.read_image(tmp_path / "wide.png", (1, 7, 9)).shape == (1, 7, 9)
 
 
 @pytest.fixture

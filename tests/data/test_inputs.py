@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from archipel.data import Inputs
+from archipel.data.inputs import Inputs
 
 COLOUR = Inputs("image", (3, 4, 4), 255.0, (0.5, 0.4, 0.3), (0.2, 0.2, 0.2))
 GREY = Inputs("image", (1, 4, 4), 255.0, (0.5,), (0.2,))

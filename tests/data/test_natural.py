@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from archipel.data import Source, digits, natural
+from archipel.data.natural import natural
 from archipel.data.sources.leaf import femnist
+from archipel.data.sources.scikit import digits
+from archipel.data.sources.source import Source
 from archipel.data.sources.uci import hapt, heart_disease
 from archipel.data.sources.unmarked import crossbill
 
@@ -174,7 +176,7 @@ def test_what_cannot_be_done_is_said(source, options, message):
 
 
 def test_femnist_writers_are_disjoint_and_fit_a_lenet(data_dir):
-    from archipel.models import build
+    from archipel.models.registry import build
 
     federation = natural(partial(femnist, data_dir), limit=20)
     assert len(federation) == 20

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from archipel.data import natural
+from archipel.data.natural import natural
 from archipel.data.sources.folders import client_files
 from archipel.data.sources.hub import from_hub
 

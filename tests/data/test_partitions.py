@@ -1,155 +1,250 @@
-"""Partitions and splits: nothing lost, nothing twice, whatever the arguments; and the law they claim."""
+"""All partitions: every index exactly once whatever the arguments, and the laws they claim."""
 
-import time
+import itertools
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import digamma, entr
 
-from archipel.data import dirichlet_by_class, iid
-from archipel.data.partitions.splits import train_test_split
+from archipel.data.partitions.by_name import PARTITIONS, check_partition, make_partition
+from archipel.data.partitions.label_mixtures import dirichlet_by_client, pachinko
+from archipel.data.partitions.skews import by_owner, pathological, quantity, shards
+from archipel.data.partitions.splits import dirichlet_by_class
+
+laws = settings(max_examples=60, deadline=None, database=None, derandomize=True)
+LABELS = st.lists(st.integers(0, 5), min_size=1, max_size=90).map(np.array)
+CLIENTS = st.integers(1, 9)
+SEEDS = st.integers(0, 2**32 - 1)
+ALPHAS = st.sampled_from([1e-300, 1e-6, 0.1, 1.0, 30.0, 1e6])
 
 
-def counts(parts, labels):
-    return np.array([[np.sum(labels[part] == label) for label in np.unique(labels)] for part in parts])
+def is_partition(parts, count):
+    ordered = all((np.diff(part) > 0).all() for part in parts)
+    return ordered and sorted(np.concatenate(parts).tolist()) == list(range(count))
 
 
-@pytest.mark.parametrize("alpha", [1e-300, 1e-12, 1e-3, 0.1, 1.0, 100.0, 1e6, 1e300])
-@pytest.mark.parametrize("clients", [1, 2, 7, 30])
-def test_every_index_exactly_once_for_any_alpha(alpha, clients):
-    labels = np.random.default_rng(0).integers(5, size=200)
-    parts = dirichlet_by_class(labels, clients, alpha, seed=3)
+def same(a, b):
+    return all(np.array_equal(x, y) for x, y in itertools.zip_longest(a, b))
+
+
+OPTIONS = {
+    "iid": st.just({}),
+    "dirichlet": st.fixed_dictionaries({"alpha": ALPHAS}),
+    "dirichlet-by-client": st.fixed_dictionaries({"alpha": ALPHAS}),
+    "quantity": st.fixed_dictionaries({"exponent": st.floats(0, 50)}),
+    "shards": st.fixed_dictionaries({"per_client": st.integers(1, 4)}),
+    "pachinko": st.fixed_dictionaries({"alpha": ALPHAS, "beta": ALPHAS}),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@given(data=st.data(), labels=LABELS, clients=CLIENTS, minimum=st.integers(0, 4), seed=SEEDS)
+@laws
+def test_partitions_that_can_repair_their_minimum(name, data, labels, clients, minimum, seed):
+    options = data.draw(OPTIONS[name]) | {"minimum": minimum}
+    if name == "pachinko":
+        options["coarse"] = labels // 2
+    fits = len(labels) >= clients * minimum and len(labels) >= clients * options.get("per_client", 0)
+    if not fits:
+        with pytest.raises(ValueError, match=r"examples (can't give|make between)"):
+            make_partition(name, labels, clients, seed, **options)
+        return
+    parts = make_partition(name, labels, clients, seed, **options)
     assert len(parts) == clients
-    assert sorted(np.concatenate(parts).tolist()) == list(range(200))
-    assert min(map(len, parts)) >= 1
+    assert is_partition(parts, len(labels))
+    assert min(map(len, parts)) >= minimum
+    assert same(parts, make_partition(name, labels, clients, seed, **options))
 
 
-def test_classes_smaller_than_the_number_of_clients_keep_all_their_examples():
-    labels = np.array([0] * 3 + [1] * 2 + [7] * 100)
-    parts = dirichlet_by_class(labels, clients=10, alpha=1.0, seed=1, minimum=0)
-    assert counts(parts, labels).sum(0).tolist() == [3, 2, 100]
+@given(labels=LABELS, clients=CLIENTS, classes=st.integers(1, 6), seed=SEEDS)
+@laws
+def test_pathological_clients_have_exactly_k_classes(labels, clients, classes, seed):
+    present, sizes = np.unique(labels, return_counts=True)
+    K = len(present)
+    if classes > K or clients * classes < K or sizes.min() < -(-clients * classes // K):
+        try:
+            parts = pathological(labels, clients, classes, seed, minimum=0)
+        except ValueError:
+            return  # refused at once; a small class may also have had luck, and few holders
+    parts = pathological(labels, clients, classes, seed, minimum=0)
+    assert is_partition(parts, len(labels))
+    counts = np.array([[np.sum(labels[part] == k) for k in present] for part in parts])
+    assert ((counts > 0).sum(1) == classes).all()
+    holders = (counts > 0).sum(0)
+    assert np.ptp(holders) <= 1
+    for column in counts.T:
+        assert np.ptp(column[column > 0]) <= 1
 
 
-def test_rounding_favours_no_client_in_classes_of_one_example():
-    # Each of 8000 classes gives its one example to client i with probability 1/8: mean 1000, sd √(8000·7/64) < 30.
-    parts = dirichlet_by_class(np.arange(8000), clients=8, alpha=1e6, seed=0, minimum=0)
-    assert all(abs(len(part) - 1000) < 4 * 30 for part in parts)
+@given(owners=st.lists(st.sampled_from("abcdef"), min_size=1, max_size=40))
+@laws
+def test_owners_keep_what_is_theirs(owners):
+    parts = by_owner(owners)
+    assert [part.tolist() for part in parts] == [
+        [i for i, owner in enumerate(owners) if owner == who] for who in sorted(set(owners))
+    ]
 
 
-def test_large_alpha_divides_every_class_evenly():
-    # p_ki = 1/8 up to 1.2e-4, so n_ik = 1000/8 up to 0.5 (four sd) and less than 1 by rounding.
-    labels = np.repeat(np.arange(10), 1000)
-    parts = dirichlet_by_class(labels, clients=8, alpha=1e6, seed=0)
-    assert np.abs(counts(parts, labels) - 125).max() <= 1.5
+@given(labels=LABELS, clients=CLIENTS, alpha=ALPHAS, seed=SEEDS)
+@laws
+def test_replication_repeats_nothing_within_a_client(labels, clients, alpha, seed):
+    if len(labels) < clients:
+        return
+    parts = dirichlet_by_client(labels, clients, alpha, seed, replicate=True)
+    assert sum(map(len, parts)) == len(labels)
+    assert all((np.diff(part) > 0).all() for part in parts)
+    assert set(np.concatenate(parts).tolist()) <= set(range(len(labels)))
 
 
-def test_class_shares_have_the_mean_and_variance_of_the_dirichlet():
-    # A share is Beta(α, (m−1)α): mean 1/m, variance (1/m)(1−1/m)/(mα+1). Rounding adds less than 1/200² to it.
-    clients, alpha, classes, size = 4, 0.5, 2000, 200
-    labels = np.repeat(np.arange(classes), size)
-    parts = dirichlet_by_class(labels, clients, alpha, seed=0)
-    shares = np.stack([np.bincount(labels[part], minlength=classes) for part in parts]) / size
-    variance = (1 / clients) * (1 - 1 / clients) / (clients * alpha + 1)
-    assert shares.mean(1) == pytest.approx(np.full(clients, 1 / clients), abs=4 * (variance / classes) ** 0.5)
-    # Sd of a sample variance: variance·√((κ−1)/N), with kurtosis κ < 4 here: 4 %. Three sd of it.
-    assert shares.var(1) == pytest.approx(np.full(clients, variance), rel=0.12)
+def shares(parts, labels, K):
+    counts = np.array([np.bincount(labels[part], minlength=K) for part in parts])
+    return counts / counts.sum(1, keepdims=True)
 
 
-def test_small_alpha_gives_each_class_to_one_client():
-    # To first order in α, P(the largest share < 0.98) = (m−1)·α·ln 49 = 0.012: 2.3 of 200 classes; 12 is six sd more.
-    labels = np.repeat(np.arange(200), 50)
-    parts = dirichlet_by_class(labels, clients=4, alpha=1e-3, seed=0)
-    divided = (counts(parts, labels).max(0) < 49).sum()
-    assert divided <= 12
+def bits(parts, labels, K):
+    return (entr(shares(parts, labels, K)).sum(1) / np.log(2)).mean()
 
 
-@pytest.mark.parametrize("minimum", [1, 10, 24, 25])
-def test_minimum_is_met_by_taking_from_the_largest(minimum):
-    labels = np.repeat([0, 1], 50)
-    free = dirichlet_by_class(labels, clients=4, alpha=0.05, seed=5, minimum=0)
-    parts = dirichlet_by_class(labels, clients=4, alpha=0.05, seed=5, minimum=minimum)
-    assert sorted(np.concatenate(parts).tolist()) == list(range(100))
-    sizes, before = np.array([*map(len, parts)]), np.array([*map(len, free)])
-    assert sizes.min() >= minimum
-    # Who lacked examples gets just enough; who gave was larger than those who didn't still are.
-    assert (sizes[before < minimum] == minimum).all()
-    givers = sizes[sizes < before]
-    assert givers.size == 0 or givers.max() - givers.min() <= 1
+def by_superclass(labels, clients, alpha, seed):
+    return pachinko(labels, labels // 2, clients, seed, alpha)
 
 
-def test_infeasible_minimum_is_refused_at_once():
-    start = time.perf_counter()
-    with pytest.raises(ValueError, match=r"100000 examples can't give 8 clients 12501 each, which takes 100008"):
-        dirichlet_by_class(np.zeros(100_000, int), clients=8, alpha=0.1, seed=0, minimum=12_501)
-    assert time.perf_counter() - start < 1
+@pytest.mark.parametrize("divide", [dirichlet_by_class, dirichlet_by_client, by_superclass])
+def test_label_entropy_rises_with_alpha(divide):
+    labels = np.repeat(np.arange(10), 400)
+    entropies = [bits(divide(labels, 20, alpha, seed=0), labels, 10) for alpha in (0.1, 0.5, 2.0, 10.0)]
+    assert entropies == sorted(entropies)
 
 
-def test_a_minimum_that_just_fits_is_quick():
-    start = time.perf_counter()
-    parts = dirichlet_by_class(np.zeros(100_000, int), clients=8, alpha=1e-3, seed=0, minimum=12_500)
-    assert [len(part) for part in parts] == [12_500] * 8
-    assert time.perf_counter() - start < 1
+@pytest.mark.parametrize("divide", [dirichlet_by_class, dirichlet_by_client])
+def test_label_entropy_ends_at_that_of_the_pool(divide):
+    labels = np.repeat(np.arange(10), 400)
+    found = bits(divide(labels, 20, 1e5, seed=0), labels, 10)
+    # Plug-in entropy of n = 200 draws is short of log2(10) by (K−1)/(2 n ln 2) = 0.032 on average (Miller–Madow).
+    assert found == pytest.approx(np.log2(10), abs=0.05)
+
+
+@pytest.mark.parametrize("divide", [dirichlet_by_class, dirichlet_by_client])
+def test_a_very_large_alpha_is_close_to_iid(divide):
+    labels = np.repeat(np.arange(4), (4000, 2000, 1000, 1000))
+    p = np.array([0.5, 0.25, 0.125, 0.125])
+    found = shares(divide(labels, 8, 1e5, seed=1), labels, 4)
+    # Of n = 1000 draws from p: sd √(p(1−p)/n); q itself varies by 1/√(1e5) of that and less. Five sd.
+    assert (np.abs(found - p) < 5 * np.sqrt(p * (1 - p) / 1000) * 1.01).all()
+
+
+def test_clients_own_distributions_have_the_dirichlets_moments_and_entropy():
+    # Drawn from a pool that's never exhausted, so that q_i ~ Dir(α p) is sampled without interference.
+    K, m, alpha, size = 5, 300, 1.0, 400
+    labels = np.repeat(np.arange(K), m * size // K)
+    found = shares(dirichlet_by_client(labels, m, alpha, seed=0, replicate=True), labels, K)
+    # Var q = p(1−p)/(α+1); multinomial sampling adds E[q(1−q)]/n = p(1−p) α/(α+1)/n.
+    p = 1 / K
+    variance = p * (1 - p) / (alpha + 1) * (1 + alpha / size)
+    assert found.mean(0) == pytest.approx(np.full(K, p), abs=4 * np.sqrt(variance / m))
+    fourth = ((found - p) ** 4).mean(0)
+    assert (np.abs(((found - p) ** 2).mean(0) - variance) < 4 * np.sqrt((fourth - variance**2) / m)).all()
+    # E H(q) = ψ(α+1) − ψ(α p + 1), less the plug-in bias, at most (K−1)/(2n) = 0.005.
+    nats = entr(found).sum(1)
+    expected = digamma(alpha + 1) - digamma(alpha * p + 1)
+    assert nats.mean() == pytest.approx(expected, abs=4 * nats.std() / np.sqrt(m) + 0.005)
+
+
+def test_no_client_is_left_with_the_rest():
+    # Clients draw at once: the first and the last are alike. In turn, the last would get what nobody wanted.
+    labels = np.repeat(np.arange(10), 100)
+    distance = []
+    for seed in range(60):
+        q = shares(dirichlet_by_client(labels, 10, 0.5, seed), labels, 10)
+        distance.append([np.square(q[0]).sum(), np.square(q[-1]).sum()])
+    first, last = np.array(distance).T
+    assert abs(first.mean() - last.mean()) < 4 * np.sqrt((first.var() + last.var()) / 60)
+
+
+def test_pachinko_draws_superclasses_then_classes():
+    # 100 classes of 20 superclasses with 500 examples each; the first 50 of 500 clients exhaust nothing.
+    fine = np.repeat(np.arange(20), 200)
+    coarse = fine // 4
+    parts = pachinko(fine, coarse, clients=100, seed=0, alpha=0.5, beta=10.0)[:20]
+    top = shares(parts, coarse, 5)
+    # E Σθ² = (α+1)/(Sα+1) for S = 5; of n = 40 draws, E Σθ̂² = Σθ² + (1 − Σθ²)/n.
+    square = 1.5 / 3.5
+    found = np.square(top).sum(1)
+    assert found.mean() == pytest.approx(square + (1 - square) / 40, abs=4 * found.std() / np.sqrt(20))
+    # Within a superclass, classes are spread evenly: β = 10 gives E Σφ² = 11/41, far below superclasses' 0.43.
+    inner = np.concatenate([np.bincount(fine[part], minlength=20).reshape(5, 4) for part in parts])
+    inner = inner[inner.sum(1) >= 10]
+    ratio = np.square(inner / inner.sum(1, keepdims=True)).sum(1)
+    n = inner.sum(1)
+    expected = 11 / 41 + (1 - 11 / 41) / n
+    assert (ratio - expected).mean() == pytest.approx(0, abs=4 * ratio.std() / np.sqrt(len(ratio)))
+
+
+def test_pachinko_renormalises_within_a_superclass_that_ran_out():
+    # Superclass 0 has one class with one example; whoever draws it again must take superclass 1.
+    parts = pachinko([0] + [1] * 9, [0] + [1] * 9, clients=2, seed=0, alpha=1.0)
+    assert is_partition(parts, 10)
+    with pytest.raises(ValueError, match="two superclasses"):
+        pachinko([0, 0], [0, 1], clients=1, seed=0)
+
+
+def test_sizes_fall_by_the_power_law():
+    sizes = np.array([*map(len, quantity(np.zeros(100_000), 10, exponent=1.5, seed=0))])
+    law = np.arange(1, 11) ** -1.5
+    assert sizes == pytest.approx(100_000 * law / law.sum(), abs=1)  # two cuts, each rounded by half at most
+
+
+def test_shards_hold_few_classes():
+    labels = np.repeat(np.arange(10), 60)
+    parts = shards(labels, clients=10, per_client=2, seed=0)
+    assert all(len(part) == 60 for part in parts)
+    assert max(len(np.unique(labels[part])) for part in parts) <= 2  # 20 shards of 30 don't cross borders here
 
 
 @pytest.mark.parametrize(
-    "partition", [lambda y, seed: dirichlet_by_class(y, 5, 1.0, seed), lambda y, seed: iid(y, 5, seed)]
-)
-def test_the_seed_determines_the_partition(partition):
-    labels = np.repeat(np.arange(10), 30)
-    first, again, other = partition(labels, 0), partition(labels, 0), partition(labels, 1)
-    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
-    assert any(not np.array_equal(a, b) for a, b in zip(first, other, strict=True))
-
-
-def test_iid_deals_out_all_in_equal_parts():
-    parts = iid(np.zeros(23), clients=4, seed=0)
-    assert sorted(np.concatenate(parts).tolist()) == list(range(23))
-    assert sorted(map(len, parts)) == [5, 6, 6, 6]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("name", "options", "message"),
     [
-        ({"alpha": 0.0}, "alpha is 0.0"),
-        ({"alpha": float("nan")}, "alpha is nan"),
-        ({"alpha": float("inf")}, "alpha is inf"),
-        ({"clients": 0}, "clients is 0"),
-        ({"minimum": -1}, "minimum is -1"),
-        ({"labels": np.zeros((4, 2))}, r"shape \(4, 2\)"),
+        ("dirichlet", {"alpha": -1.0}, "alpha is -1.0"),
+        ("dirichlet-by-client", {"alpha": 0.0}, "alpha is 0.0"),
+        ("pachinko", {"coarse": [0] * 12, "beta": 0.0}, "beta is 0.0"),
+        ("pachinko", {"coarse": [0] * 3}, "coarse has 3 entries for 12 labels"),
+        ("quantity", {"exponent": -0.5}, "exponent is -0.5"),
+        ("pathological", {"classes": 0}, "classes is 0"),
+        ("pathological", {"classes": 1}, r"leave classes that nobody has. Take classes=2"),
+        ("shards", {"per_client": 5}, "per_client is 5; 12 examples make between 1 and 4 shards"),
+        ("iid", {"minimum": 5}, "12 examples can't give 3 clients 5 each, which takes 15"),
     ],
 )
-def test_arguments_out_of_range_are_refused(arguments, message):
+def test_what_cannot_be_is_refused(name, options, message):
     with pytest.raises(ValueError, match=message):
-        dirichlet_by_class(**{"labels": np.zeros(10), "clients": 2, "alpha": 1.0, "seed": 0, **arguments})
+        make_partition(name, [0, 1, 2, 3] * 3, 3, 0, **options)
 
 
-@pytest.mark.parametrize("count", [3, 4, 5, 10, 101])
-@pytest.mark.parametrize(("test", "validation"), [(0.3, 0.0), (0.3, 0.1), (0.9, 0.05), (0.01, 0.98), (0.0, 0.0)])
-def test_split_is_a_partition_with_something_in_each_part(count, test, validation):
-    parts = train_test_split(count, test, validation, seed=0)
-    assert sorted(np.concatenate([*parts.values()]).tolist()) == list(range(count))
-    assert len(parts["train"]) >= 1
-    assert (len(parts["test"]) >= 1) == (test > 0)
-    assert ("validation" in parts) == (validation > 0)
-    if count > 50 and test + validation < 0.95:
-        assert len(parts["test"]) == pytest.approx(count * test, abs=0.5)
+def test_pathological_clients_cannot_be_topped_up():
+    with pytest.raises(ValueError, match="a client would hold 2 examples, fewer than minimum=3"):
+        pathological([0] * 6 + [1] * 2, clients=2, classes=1, seed=0, minimum=3)
+    with pytest.raises(ValueError, match="class number 1 has 1 examples for 2 clients"):
+        pathological([0] * 6 + [1], clients=2, classes=2, seed=0)
 
 
-def test_validation_is_cut_from_training_and_leaves_the_test_part():
-    without, with_it = train_test_split(50, 0.3, 0.0, seed=4), train_test_split(50, 0.3, 0.2, seed=4)
-    assert np.array_equal(without["test"], with_it["test"])
-    assert set(without["train"]) == set(with_it["train"]) | set(with_it["validation"])
+def test_names_and_options_say_the_nearest():
+    for name, options, message in [
+        ("dirichlt", {}, "no partition 'dirichlt'. Did you mean 'dirichlet'"),
+        ("shards", {"per_clients": 2}, "Did you mean 'per_client'"),
+        ("shards", {}, "needs the option 'per_client'"),
+        ("iid", {"alpha": 1}, "It takes: minimum"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            check_partition(name, options)
+    with pytest.raises(ValueError, match="partition iid needs the number of clients: clients="):
+        make_partition("iid", [0, 1])
+    with pytest.raises(ValueError, match="partition pachinko needs the superclass of each example: coarse="):
+        make_partition("pachinko", [0, 1], 2)
+    assert set(PARTITIONS) == {*OPTIONS, "pathological", "natural"}
 
 
-@pytest.mark.parametrize(
-    ("count", "test", "validation", "message"),
-    [
-        (1, 0.3, 0.0, "client 'A' holds 1 example, too few"),
-        (2, 0.3, 0.1, "client 'A' holds 2 examples, too few"),
-        (10, -0.1, 0.0, "test is -0.1"),
-        (10, 0.0, 1.0, "validation is 1.0"),
-        (10, 0.5, 0.5, "leaves nothing to train on"),
-    ],
-)
-def test_impossible_splits_are_refused(count, test, validation, message):
-    with pytest.raises(ValueError, match=message):
-        train_test_split(count, test, validation, 0, "client 'A'")
+def test_a_poor_owner_is_named():
+    with pytest.raises(ValueError, match=r"1 of 2 owners have fewer than minimum=2 examples \(the first: b\)"):
+        make_partition("natural", ["a", "b", "a"], minimum=2)

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from archipel.data import Source, digits, fashion_mnist, load_source
 from archipel.data.sources import idx as idx_module
-from archipel.data.sources.catalogue import CATALOGUE, sources
-from archipel.data.sources.idx import read_idx
-from archipel.data.sources.scikit import breast_cancer, diabetes, iris, wine
-from archipel.data.sources.source import content_checksum
+from archipel.data.sources.catalogue import CATALOGUE, load_source, sources
+from archipel.data.sources.idx import fashion_mnist, read_idx
+from archipel.data.sources.scikit import breast_cancer, diabetes, digits, iris, wine
+from archipel.data.sources.source import Source, content_checksum
 
 
 def idx(array):

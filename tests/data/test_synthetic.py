@@ -7,7 +7,9 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from archipel.data import Federation, GaussianMixture, synthetic
+from archipel.data.federation import Federation
+from archipel.data.gaussian_clients import GaussianClients
+from archipel.data.synthetic import synthetic
 
 
 def test_synthetic_has_the_moments_of_its_law():
@@ -56,12 +58,12 @@ def test_what_cannot_be_drawn_is_refused(options, message):
 
 def two(rho=(0.5, 0.5), gap=2.0, std=1.0):
     means = torch.tensor([0.0, gap]).reshape(2, 1, 1, 1)
-    return GaussianMixture(torch.tensor(rho), torch.ones(2, 1), torch.ones(2, 1, 1), means, std)
+    return GaussianClients(torch.tensor(rho), torch.ones(2, 1), torch.ones(2, 1, 1), means, std)
 
 
 def rich(seed=0, m=3, C=2, K=3, d=2):
     rng = np.random.default_rng(seed)
-    return GaussianMixture(
+    return GaussianClients(
         torch.tensor(rng.dirichlet(np.ones(m))),
         torch.tensor(rng.dirichlet(np.ones(C), m)),
         torch.tensor(rng.dirichlet(np.ones(K), (m, C))),
@@ -132,10 +134,10 @@ def test_samples_follow_the_mixture_and_carry_their_truth(tmp_path):
             if len(x) > 10:
                 assert (x.mean(0) - world.means[i, a, b]).abs().max() < 5 * world.std / math.sqrt(len(x))
     federation.save(tmp_path / "mixture")
-    again = GaussianMixture.of(Federation.load(tmp_path / "mixture"))
+    again = GaussianClients.of(Federation.load(tmp_path / "mixture"))
     x = federation.clients[0].train["x"][:5]
     assert torch.allclose(again.route(x), world.route(x), atol=1e-12)  # ρ is normalised again
-    newcomers = GaussianMixture.of(federation.hold_out(["client-2", "client-0"])[1])
+    newcomers = GaussianClients.of(federation.hold_out(["client-2", "client-0"])[1])
     assert torch.equal(newcomers.log_density(x), world.log_density(x)[:, [0, 2]])
 
 
@@ -149,6 +151,6 @@ def test_samples_follow_the_mixture_and_carry_their_truth(tmp_path):
 )
 def test_what_is_no_mixture_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
-        GaussianMixture(**{**vars(two()), **change})
+        GaussianClients(**{**vars(two()), **change})
     with pytest.raises(ValueError, match="wasn't sampled from a Gaussian mixture"):
-        GaussianMixture.of(synthetic(clients=2))
+        GaussianClients.of(synthetic(clients=2))

@@ -8,13 +8,13 @@ from torch import nn
 
 from archipel import SGD, FedAvg, Federation, FedSPM, Network, Run, classification, fit, refitted
 from archipel.core.trees import flatten
-from archipel.data import GaussianMixture
+from archipel.data import GaussianClients
 
 
 @pytest.fixture(scope="module")
 def trained():
     means = torch.tensor([[0.0, 0.0], [2.0, 0.0], [0.0, 2.0]]).reshape(3, 1, 1, 2)
-    truth = GaussianMixture(torch.tensor([0.5, 0.3, 0.2]), torch.ones(3, 1), torch.ones(3, 1, 1), means, std=1.0)
+    truth = GaussianClients(torch.tensor([0.5, 0.3, 0.2]), torch.ones(3, 1), torch.ones(3, 1, 1), means, std=1.0)
     drawn = truth.sample([600, 360, 240], test=0.2, seed=0)
     parts = [(c.train["x"], (c.train["x"][:, 0] > c.train["x"][:, 1]).long()) for c in drawn.clients]
     federation = Federation.from_arrays(parts, test=0.2)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from archipel.data import GaussianMixture
+from archipel.data import GaussianClients
 from archipel.drm import DensityRatioModel, pool, reliability
 from archipel.runs.calibration import calibration_error
 
@@ -12,7 +12,7 @@ from archipel.runs.calibration import calibration_error
 def clients(d=2):
     """Three clients N(μ_i, I) of unequal shares: log density ratios are linear in x."""
     centres = torch.tensor([[0.0, 0.0], [1.5, 0.0], [0.5, 1.5]])
-    return GaussianMixture(
+    return GaussianClients(
         rho=torch.tensor([0.5, 0.3, 0.2]),
         weights=torch.ones(3, 1),
         priors=torch.ones(3, 1, 1),

@@ -8,14 +8,14 @@ import torch
 from scipy.stats import multivariate_normal
 
 from archipel import SGD, FedAvg, Federation, FedSPM, Network, classification, fit
-from archipel.data import GaussianMixture
+from archipel.data import GaussianClients
 from archipel.drm.strangers import Watch, p_values
 
 
 def clients():
     """Two clients N(±3, I) in the plane, with labels by the second coordinate's centre."""
     means = torch.tensor([[3.0, 1.0], [3.0, -1.0], [-3.0, 1.0], [-3.0, -1.0]]).reshape(2, 1, 2, 2)
-    return GaussianMixture(torch.tensor([0.6, 0.4]), torch.ones(2, 1), torch.full((2, 1, 2), 0.5), means, std=1.0)
+    return GaussianClients(torch.tensor([0.6, 0.4]), torch.ones(2, 1), torch.full((2, 1, 2), 0.5), means, std=1.0)
 
 
 @pytest.fixture(scope="module")

@@ -80,7 +80,7 @@ def show(
     """Print a federation's card: its clients, and how far they are from one another."""
     from archipel.data.card import card
     from archipel.data.federation import Federation
-    from archipel.data.storage import ABOUT
+    from archipel.data.federation_folder import ABOUT
     from archipel.experiments.building import federation_from
     from archipel.experiments.reading import read_config
 

@@ -2,12 +2,12 @@ from archipel.data.divide import divide as divide
 from archipel.data.divide import latent_components as latent_components
 from archipel.data.dual_heterogeneity import dual_heterogeneity as dual_heterogeneity
 from archipel.data.dual_heterogeneity import oracle_view as oracle_view
-from archipel.data.federation import Client as Client
+from archipel.data.client import Client as Client
 from archipel.data.federation import Federation as Federation
-from archipel.data.gaussian_clients import GaussianMixture as GaussianMixture
+from archipel.data.gaussian_clients import GaussianClients as GaussianClients
 from archipel.data.inputs import Inputs as Inputs
 from archipel.data.natural import natural as natural
-from archipel.data.partitions.by_name import partition as partition
+from archipel.data.partitions.by_name import make_partition as make_partition
 from archipel.data.partitions.splits import dirichlet_by_class as dirichlet_by_class
 from archipel.data.partitions.splits import iid as iid
 from archipel.data.shifts.compose import compose as compose

@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from archipel.data.federation import Client, Federation
+from archipel.data.client import Client
+from archipel.data.federation import Federation
 
 MOST_ROWS = 500
 """Training examples a client, evenly spaced, from which feature distances are estimated."""

@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from archipel.data.client import Client
 from archipel.data.dual_heterogeneity import draw_components, draw_weights
-from archipel.data.federation import Client, Federation
+from archipel.data.federation import Federation
 from archipel.data.inputs import Inputs
 from archipel.data.partitions.splits import Indices, check_concentration, check_fractions, train_test_split
 from archipel.data.sources.source import Source

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from archipel.data.federation import Client, Columns, Federation
+from archipel.data.client import Client, Columns
+from archipel.data.federation import Federation
 from archipel.data.inputs import Inputs
 from archipel.data.partitions.splits import check_fractions, dirichlet_by_class, train_test_split
 from archipel.data.shifts.transforms import client_casts, client_transform, component_transform, grey_to_rgb, resize

@@ -1,7 +1,6 @@
 """A federation: clients with their examples, what is fed to models, and the truth behind the data where it's known."""
 
 import difflib
-import hashlib
 import warnings
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass, field, replace
@@ -13,42 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from archipel.data.arrays import AXES, Kind, Values, as_numbers, batch_of, guess_kind, in_chunks
+from archipel.data.arrays import Kind, Values
+from archipel.data.client import Client, fingerprint
+from archipel.data.features import read_features
+from archipel.data.federation_folder import read_federation, write_federation
 from archipel.data.inputs import Inputs
 from archipel.data.labels import read_labels
 from archipel.data.partitions.splits import check_fractions, train_test_split
-
-Columns = dict[str, Tensor]
-
-
-@dataclass(frozen=True, eq=False)
-class Client:
-    """One client's examples, in splits of columns "x" (n, *shape) and "y" (n,) int64, or float32 targets.
-
-    Attributes:
-        name: unique in the federation.
-        train: what it trains on.
-        test: what it's tested on; no rows where nothing was set aside.
-        validation: what choices are made on, None where nothing was set aside.
-        truth: by split, columns that only evaluation may see, as "component", "label" (before its permutation) and
-            "index" (the row in the source). Kept apart, so that no algorithm finds them in its data.
-    """
-
-    name: str
-    train: Columns
-    test: Columns
-    validation: Columns | None = None
-    truth: dict[str, Columns] = field(default_factory=dict)
-
-    def __repr__(self) -> str:
-        sizes = ", ".join(f"{split}={len(columns['y'])}" for split, columns in self.splits.items())
-        return f"Client({self.name!r}, {sizes})"
-
-    @property
-    def splits(self) -> dict[str, Columns]:
-        """The splits that exist, by name."""
-        parts = {"train": self.train, "test": self.test}
-        return parts | ({} if self.validation is None else {"validation": self.validation})
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +105,7 @@ class Federation:
         for pair, who in zip(arrays, names, strict=True):
             if not isinstance(pair, tuple | list) or len(pair) != 2:
                 raise ValueError(f"client {who!r}: give a pair (X, y); given is a {type(pair).__name__}{_long(pair)}.")
-        xs = _read_examples([pair[0] for pair in arrays], names, kind)
+        xs = read_features([pair[0] for pair in arrays], names, kind)
         ys, known = read_labels([pair[1] for pair in arrays], names, classes)
         for x, y, who in zip(xs, ys, names, strict=True):
             if len(x) != len(y):
@@ -170,16 +140,8 @@ class Federation:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over names, shapes and values of all clients' splits: equal where the data are."""
-        digest = hashlib.sha256()
-        for client in self.clients:
-            for split, columns in client.splits.items():
-                for column, values in sorted(columns.items()):
-                    header = f"{client.name}/{split}/{column}/{values.dtype}/{tuple(values.shape)}"
-                    digest.update(header.encode())
-                    for chunk in in_chunks(values.numpy()):  # values may lie in a file larger than memory
-                        digest.update(np.ascontiguousarray(chunk).data)
-        return digest.hexdigest()
+        """SHA-256 over names, shapes and values of all clients' splits: equal where the data are equal."""
+        return fingerprint(self.clients)
 
     def hold_out(self, clients: int | Sequence[str], *, seed: int = 0) -> tuple[Self, Self]:
         """Set clients aside that never train: newcomers, on whom a trained federation is tried.
@@ -226,19 +188,32 @@ class Federation:
         return replace(self, clients=tuple(self.clients[i] for i in kept), truth=truth)
 
     def save(self, folder: str | Path) -> None:
-        """Write the federation, truth included, to a folder; see `archipel.data.storage`."""
-        from archipel.data import storage
+        """Write the federation, truth included, to a folder; see `archipel.data.federation_folder`.
 
-        storage.save(self, folder)
+        Args:
+            folder: is made, or replaced if it holds a federation.
 
-    @staticmethod
-    def load(folder: str | Path, *, verify: bool = False) -> "Federation":
-        """Read a federation from a folder, memory-mapped; see `archipel.data.storage`."""
-        from archipel.data import storage
+        Raises:
+            FileExistsError: the folder holds something else.
+            TypeError: the truth holds something that is neither a tensor nor plain data, by name.
+        """
+        write_federation(folder, self.name, self.clients, self.inputs, self.classes, self.truth)
 
-        return storage.load(folder, verify=verify)
+    @classmethod
+    def load(cls, folder: str | Path, *, verify: bool = False) -> Self:
+        """Read a federation from a folder; its arrays stay in the files until they are used.
 
-    def card(self) -> str:
+        Args:
+            folder: written by `save`.
+            verify: read everything and compare the fingerprint.
+
+        Raises:
+            FileNotFoundError: there is no federation.
+            ValueError: a file that is damaged, cut short or changed, by name; a format of another version.
+        """
+        return cls(*read_federation(folder, verify=verify))
+
+    def __str__(self) -> str:
         """Describe the federation in a line, and each client in a row of a table."""
         shape = "×".join(map(str, self.inputs.shape)) if len(self.inputs.shape) > 1 else f"{self.inputs.shape}"
         task = "regression" if self.classes is None else f"{len(self.classes)} classes ({_some(self.classes)})"
@@ -257,31 +232,8 @@ class Federation:
         ]
         return "\n".join([f"{head}{self.inputs.kind} {shape}", *lines])
 
-    def __str__(self) -> str:
-        return self.card()
-
     def __repr__(self) -> str:
         return f"Federation({self.name!r}, {len(self)} clients, {int(self.sizes.sum())} training examples)"
-
-
-def _read_examples(xs: Sequence[Values], names: Sequence[str], kind: Kind | Literal["auto"]) -> list[Tensor]:
-    """Read all clients' x alike, (n_i, *shape), uint8 or float32; refuse what's empty or unlike the first."""
-    if kind not in ("auto", *AXES):
-        raise ValueError(f"kind is {kind!r}; it is one of auto, {', '.join(AXES)}.")
-    tensors: list[Tensor] = []
-    for x, name in zip(xs, names, strict=True):
-        what = f"client {name!r}: x"
-        array = as_numbers(x, what)
-        if array.ndim and not len(array):
-            raise ValueError(f"client {name!r} has no examples. Leave it out, or give it some.")
-        tensors.append(torch.tensor(batch_of(array, guess_kind(array, what) if kind == "auto" else kind, what)))
-        first, last = tensors[0], tensors[-1]
-        if last.shape[1:] != first.shape[1:] or last.dtype != first.dtype:
-            raise ValueError(
-                f"{what} holds {last.dtype} examples of shape {tuple(last.shape[1:])}, but client {names[0]!r} has "
-                f"{first.dtype} ones of {tuple(first.shape[1:])}. Bring all clients to the same form."
-            )
-    return tensors
 
 
 def _rows(name: str, entry: Any, kept: list[int], m: int) -> Any:

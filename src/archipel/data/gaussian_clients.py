@@ -14,7 +14,7 @@ from archipel.data.synthetic import labelled_tables
 
 
 @dataclass(frozen=True)
-class GaussianMixture:
+class GaussianClients:
     """Clients that are mixtures of Gaussians, with everything one may ask of them known exactly.
 
     Client i holds the share ρ_i of all examples; an example of it has component c with probability π_ic, class k with
@@ -30,7 +30,7 @@ class GaussianMixture:
     Raises:
         ValueError: shapes that don't fit, or what isn't a distribution.
 
-    >>> two = GaussianMixture(  # N(0, 1) and N(2, 1)
+    >>> two = GaussianClients(  # N(0, 1) and N(2, 1)
     ...     rho=torch.tensor([0.5, 0.5]),
     ...     weights=torch.ones(2, 1),
     ...     priors=torch.ones(2, 1, 1),
@@ -117,7 +117,7 @@ class GaussianMixture:
 
         Returns:
             A federation of tables; clients' truth has the columns "component" and "label", its own truth what
-            `GaussianMixture.of` reads.
+            `GaussianClients.of` reads.
         """
         m, C, K, d = self.means.shape
         if len(sizes) != m or min(sizes) < 1:

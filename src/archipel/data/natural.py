@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from archipel.data.arrays import CHUNK
-from archipel.data.federation import Client, Columns, Federation
+from archipel.data.client import Client, Columns
+from archipel.data.federation import Federation
 from archipel.data.inputs import Inputs
 from archipel.data.partitions.splits import check_fractions, train_test_split
 from archipel.data.sources.source import Source

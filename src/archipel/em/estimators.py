@@ -30,8 +30,8 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from archipel.data.federation import Federation
 from archipel.em.factor_estimator import FederatedFactorModel
 from archipel.em.fitting import Convergence
-from archipel.em.inputs import whole
 from archipel.em.mixture_estimators import Assigns, FederatedMixture, responsibilities
+from archipel.em.validation import whole
 from archipel.families.discrete import BernoulliMixture, CategoricalMixture, PoissonMixture
 from archipel.families.gaussian import GaussianMixture, Kind
 from archipel.families.regression import RegressionMixture

@@ -16,7 +16,7 @@ from archipel.core import checks
 from archipel.core.trees import Tree
 from archipel.data.federation import Federation
 from archipel.em.estimator import FederatedModel
-from archipel.em.inputs import whole
+from archipel.em.validation import whole
 from archipel.families.factor import FactorModel
 
 

@@ -16,8 +16,8 @@ from archipel.core import checks
 from archipel.core.trees import Tree
 from archipel.data.federation import Federation
 from archipel.em.estimator import FederatedModel
-from archipel.em.inputs import whole
 from archipel.em.starts import KMeansPlusPlus, RandomResponsibilities
+from archipel.em.validation import whole
 from archipel.families.mixture import Mixture
 
 STARTS = {"k-means++": KMeansPlusPlus, "random": RandomResponsibilities}

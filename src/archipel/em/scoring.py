@@ -15,7 +15,7 @@ from torch import Tensor
 
 from archipel.core import checks, keys
 from archipel.core.trees import Tree
-from archipel.em.inputs import ONE, Table, Tables, batch_of, check_domain, read, read_targets, whole
+from archipel.em.validation import ONE, Table, Tables, batch_of, check_domain, read, read_targets, whole
 
 
 class Scoring:

@@ -14,9 +14,9 @@ from archipel.data.divide import divide, latent_components
 from archipel.data.dual_heterogeneity import dual_heterogeneity, sized
 from archipel.data.federation import Federation
 from archipel.data.natural import natural
-from archipel.data.partitions.by_name import partition
-from archipel.data.shifts.algebra import Shift
+from archipel.data.partitions.by_name import make_partition
 from archipel.data.shifts.compose import compose
+from archipel.data.shifts.shift import Shift
 from archipel.data.sources.catalogue import load_source
 from archipel.data.sources.source import Source
 from archipel.experiments.config import RunConfig, algorithm_from
@@ -76,7 +76,7 @@ def _by_partition(source: Source, data: Divided, chosen: PartitionSection, seed:
     coarse = None if source.superclass is None else source.superclass[source.y].numpy()
     options = {"minimum": least} | chosen.options
     try:
-        parts = partition(chosen.name, source.y.numpy(), data.clients, seed, coarse=coarse, **options)
+        parts = make_partition(chosen.name, source.y.numpy(), data.clients, seed, coarse=coarse, **options)
     except TypeError as error:
         raise ValueError(
             f"partition {chosen.name} can't be made with the options {chosen.options}: {error}."

@@ -6,8 +6,9 @@ No method that learns without this knowledge can be expected to do better with t
 
 from __future__ import annotations
 
+from archipel.data.client import Client
 from archipel.data.dual_heterogeneity import oracle_view
-from archipel.data.federation import Client, Federation
+from archipel.data.federation import Federation
 from archipel.experiments.config import RunConfig
 from archipel.experiments.methods import SECTIONS, Local
 from archipel.experiments.sections import Divided

@@ -13,8 +13,8 @@ from archipel.compress.registry import COMPRESSORS
 from archipel.core.sampling import Cohort, Full, Sample
 from archipel.data.arrays import Kind
 from archipel.data.partitions.by_name import check_partition
-from archipel.data.shifts.algebra import Shift
 from archipel.data.shifts.compose import make_shift
+from archipel.data.shifts.shift import Shift
 from archipel.learning.tasks import Described
 from archipel.models.registry import build as build_encoder
 from archipel.models.registry import check_options

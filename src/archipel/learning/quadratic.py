@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from archipel.core.trees import Tree
-from archipel.data.federation import Client, Federation
+from archipel.data.client import Client
+from archipel.data.federation import Federation
 from archipel.data.inputs import Inputs
 from archipel.learning.sgd import Batch
 

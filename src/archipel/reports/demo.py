@@ -150,7 +150,7 @@ def _found(console: Console) -> str:
 def _train(runs: list[Entry], rounds: int, fresh: bool, console: Console, place: Path) -> dict[str, Run]:
     federation = federation_from(runs[0].config)
     data = {entry.title: federation for entry in runs} | {"oracle": pool(federation)}
-    console.print(f"{federation.card()}\n", markup=False, highlight=False)
+    console.print(f"{federation}\n", markup=False, highlight=False)
     console.print("Timing the first two rounds of each method, to tell how long all will take …")
     left = 0.0
     for entry in runs:

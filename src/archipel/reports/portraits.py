@@ -18,7 +18,8 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from archipel.data.card import true_labels
-from archipel.data.federation import Client, Federation
+from archipel.data.client import Client
+from archipel.data.federation import Federation
 from archipel.reports.figures import COLOURS, HATCHES, MOST_CLIENTS, bare, save, show_image
 
 

@@ -31,7 +31,7 @@ GIVEN = {
 """What the data and the run decide, not the options."""
 
 
-def partition(
+def make_partition(
     name: str,
     labels: ArrayLike,
     clients: int | None = None,
@@ -56,9 +56,9 @@ def partition(
     Raises:
         ValueError: an unknown name or option, with the nearest; a missing option; what the partition refuses.
 
-    >>> [len(part) for part in partition("quantity", range(11), clients=3, exponent=1.0)]
+    >>> [len(part) for part in make_partition("quantity", range(11), clients=3, exponent=1.0)]
     [6, 3, 2]
-    >>> partition("dirichlet", range(11), clients=3, alhpa=1.0)
+    >>> make_partition("dirichlet", range(11), clients=3, alhpa=1.0)
     Traceback (most recent call last):
     ValueError: partition dirichlet has no option 'alhpa'. Did you mean 'alpha'? It takes: alpha, minimum.
     """

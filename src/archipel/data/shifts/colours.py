@@ -5,15 +5,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from archipel.data.shifts.algebra import Shift
-from archipel.data.shifts.image_shifts import Look, check_finite, to_bytes
+from archipel.data.shifts.image_shifts import ImageShift, to_bytes
+from archipel.data.shifts.shift import Shift, check_finite
 
 LUMA = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in a grey value (ITU-R BT.601)."""
 
 
 @dataclass(frozen=True)
-class Brightness(Look):
+class Brightness(ImageShift):
     """v becomes gain · v."""
 
     gain: float
@@ -26,7 +26,7 @@ class Brightness(Look):
 
 
 @dataclass(frozen=True)
-class Contrast(Look):
+class Contrast(ImageShift):
     """v becomes 127.5 + gain · (v − 127.5), the same for all images."""
 
     gain: float
@@ -39,7 +39,7 @@ class Contrast(Look):
 
 
 @dataclass(frozen=True)
-class Gamma(Look):
+class Gamma(ImageShift):
     """v becomes 255 · (v / 255)^γ: above 1, shadows get darker; below 1, lighter."""
 
     gamma: float
@@ -52,7 +52,7 @@ class Gamma(Look):
 
 
 @dataclass(frozen=True)
-class Saturation(Look):
+class Saturation(ImageShift):
     """v becomes grey + gain · (v − grey), with the pixel's grey value by `LUMA`: 0 takes all colour away.
 
     Args:
@@ -73,7 +73,7 @@ class Saturation(Look):
 
 
 @dataclass(frozen=True)
-class Hue(Look):
+class Hue(ImageShift):
     """The hue turned round the colour circle; value and saturation (of HSV) stay.
 
     Args:

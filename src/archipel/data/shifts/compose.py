@@ -21,13 +21,15 @@ import torch
 from torch import Tensor
 
 from archipel.core import keys
-from archipel.data.federation import Client, Columns, Federation
+from archipel.data.client import Client, Columns
+from archipel.data.federation import Federation
 from archipel.data.inputs import Inputs
 from archipel.data.partitions.by_name import check_named
-from archipel.data.shifts.algebra import Keep, NoisyLabels, PermuteLabels, Shift, take
 from archipel.data.shifts.colours import Brightness, Contrast, Gamma, Hue, Saturation
 from archipel.data.shifts.feature_shifts import Affine, Missing
 from archipel.data.shifts.image_shifts import Blurred, Brightened, Cast, Coloured, Inverted, Rotated
+from archipel.data.shifts.label_shifts import Keep, NoisyLabels, PermuteLabels
+from archipel.data.shifts.shift import Shift, take
 
 SHIFTS: dict[str, type[Shift]] = {
     "permute-labels": PermuteLabels,

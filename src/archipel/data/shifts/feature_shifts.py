@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from archipel.core import keys
-from archipel.data.federation import Columns, Federation
-from archipel.data.shifts.algebra import Shift, check_share
+from archipel.data.client import Columns
+from archipel.data.federation import Federation
+from archipel.data.shifts.shift import Shift, check_share
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from archipel.data.federation import Columns, Federation
-from archipel.data.shifts.algebra import Shift
+from archipel.data.client import Columns
+from archipel.data.federation import Federation
+from archipel.data.shifts.shift import Shift, check_finite, check_word
 from archipel.data.shifts.transforms import BATCH, brighten, dominate, grey_to_rgb, invert_green, invert_grey
 
 
-class Look(Shift):
+class ImageShift(Shift):
     """A shift of images alone, applied once, a batch at a time."""
 
     @abstractmethod
@@ -42,7 +43,7 @@ class Look(Shift):
 
 
 @dataclass(frozen=True)
-class Coloured(Look):
+class Coloured(ImageShift):
     """Grey images as colour images of three equal channels; colour images stay."""
 
     def change(self, images: Tensor) -> Tensor:
@@ -50,7 +51,7 @@ class Coloured(Look):
 
 
 @dataclass(frozen=True)
-class Inverted(Look):
+class Inverted(ImageShift):
     """v becomes 255 − v, in all channels or in the green one."""
 
     channels: Literal["all", "green"] = "all"
@@ -63,7 +64,7 @@ class Inverted(Look):
 
 
 @dataclass(frozen=True)
-class Cast(Look):
+class Cast(ImageShift):
     """A red or blue cast of colour images, as `archipel.data.shifts.transforms.dominate`."""
 
     colour: Literal["red", "blue"]
@@ -76,7 +77,7 @@ class Cast(Look):
 
 
 @dataclass(frozen=True)
-class Brightened(Look):
+class Brightened(ImageShift):
     """A ramp of light from an edge, as `archipel.data.shifts.transforms.brighten`."""
 
     edge: Literal["top", "bottom", "left", "right"]
@@ -89,7 +90,7 @@ class Brightened(Look):
 
 
 @dataclass(frozen=True)
-class Rotated(Look):
+class Rotated(ImageShift):
     """Turned about the centre, counter-clockwise, bilinearly; black comes in from outside.
 
     Args:
@@ -116,7 +117,7 @@ class Rotated(Look):
 
 
 @dataclass(frozen=True)
-class Blurred(Look):
+class Blurred(ImageShift):
     """Convolved with a Gaussian that is cut off at 3σ; edges are repeated.
 
     Args:
@@ -141,16 +142,3 @@ class Blurred(Look):
 def to_bytes(values: Tensor) -> Tensor:
     """Round half up, and clip."""
     return (values + 0.5).floor().clamp(0, 255).to(torch.uint8)
-
-
-def check_word(name: str, value: str, known: tuple[str, ...]) -> None:
-    """Refuse a word that isn't one of those known."""
-    if value not in known:
-        raise ValueError(f"{name} is {value!r}; it is one of {', '.join(known)}.")
-
-
-def check_finite(name: str, value: float, above: float = -math.inf) -> None:
-    """Refuse NaN, infinity and what isn't above a bound."""
-    if not (math.isfinite(value) and value > above):
-        bound = f" above {above:.0f}" if math.isfinite(above) else ""
-        raise ValueError(f"{name} is {value}; it is a finite number{bound}.")

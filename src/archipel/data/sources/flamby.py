@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from archipel.data.sources.pixels import mapped_images
+from archipel.data.sources.image_cache import mapped_images
 from archipel.data.sources.source import About, Source, codes_tensor
 
 IMAGES = "ISIC_2019_Training_Input_preprocessed"

@@ -10,8 +10,8 @@ from PIL import Image
 
 from archipel.data.arrays import Array, Kind, as_numbers, batch_of, guess_kind
 from archipel.data.labels import read_labels
+from archipel.data.sources.image_cache import mapped_images
 from archipel.data.sources.npz import read_npz
-from archipel.data.sources.pixels import mapped_images
 from archipel.data.sources.source import Source, codes_tensor, content_checksum
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".ppm", ".pgm")

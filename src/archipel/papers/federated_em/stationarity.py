@@ -24,7 +24,8 @@ from archipel.algorithms.fedem import FedEM
 from archipel.algorithms.vrfedem import VRFedEM
 from archipel.compress.registry import COMPRESSORS
 from archipel.core.trees import Tree, dot
-from archipel.data.federation import Client, Federation
+from archipel.data.client import Client
+from archipel.data.federation import Federation
 from archipel.data.inputs import Inputs
 from archipel.engines.batched import Batched
 from archipel.engines.setting import Setting

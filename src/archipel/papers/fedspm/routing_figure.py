@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from archipel.data.gaussian_clients import GaussianMixture
+from archipel.data.gaussian_clients import GaussianClients
 from archipel.drm.model import DensityRatioModel, pool
 from archipel.drm.reliability import Reliability, reliability
 from archipel.reports.figures import COLOURS, MARKERS, bare
@@ -41,16 +41,16 @@ class Lesson:
     reliability: Reliability
 
 
-def three_clients() -> GaussianMixture:
+def three_clients() -> GaussianClients:
     """Return clients N(μ_i, I) in the plane with shares 0.5, 0.3 and 0.2.
 
     Their log density ratios are linear in x, and they overlap.
     """
     means = torch.tensor([[0.0, 0.0], [1.5, 0.0], [0.5, 1.5]]).reshape(3, 1, 1, 2)
-    return GaussianMixture(torch.tensor([0.5, 0.3, 0.2]), torch.ones(3, 1), torch.ones(3, 1, 1), means, std=1.0)
+    return GaussianClients(torch.tensor([0.5, 0.3, 0.2]), torch.ones(3, 1), torch.ones(3, 1, 1), means, std=1.0)
 
 
-def draw(truth: GaussianMixture, sizes: Sequence[int], rng: np.random.Generator) -> list[Tensor]:
+def draw(truth: GaussianClients, sizes: Sequence[int], rng: np.random.Generator) -> list[Tensor]:
     """Draw examples of each client, float64 ``(n_i, d)`` each."""
     centres = truth.means[:, 0, 0]
     return [
@@ -60,7 +60,7 @@ def draw(truth: GaussianMixture, sizes: Sequence[int], rng: np.random.Generator)
 
 
 def learn(
-    truth: GaussianMixture, sizes: Sequence[int], queries: int = 50_000, repetitions: int = 10
+    truth: GaussianClients, sizes: Sequence[int], queries: int = 50_000, repetitions: int = 10
 ) -> tuple[float, Reliability, list[Lesson]]:
     """Fit density ratios to samples of several sizes, and compare their routing with the Bayes rule.
 

@@ -24,7 +24,8 @@ from torch import Tensor
 from archipel.algorithms.fedavg import FedAvg
 from archipel.core import keys
 from archipel.core.trees import Tree
-from archipel.data.federation import Client, Federation
+from archipel.data.client import Client
+from archipel.data.federation import Federation
 from archipel.data.inputs import Inputs
 from archipel.engines.setting import Setting
 from archipel.fit import Moment, fit

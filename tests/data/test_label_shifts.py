@@ -8,8 +8,8 @@ import torch
 
 from archipel import Federation
 from archipel.core import keys
-from archipel.data.shifts.algebra import Keep, NoisyLabels, PermuteLabels
 from archipel.data.shifts.feature_shifts import Affine, Missing
+from archipel.data.shifts.label_shifts import Keep, NoisyLabels, PermuteLabels
 
 KEY = keys.key(3)
 

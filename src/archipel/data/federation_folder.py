@@ -9,7 +9,7 @@ import json
 import math
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from archipel.data.federation import Client, Columns, Federation
+from archipel.data.client import Client, Columns, fingerprint
 from archipel.data.inputs import Inputs
 
 FORMAT = 1
@@ -27,12 +27,23 @@ ABOUT = "federation.json"
 TENSOR, TUPLE = "$tensor", "$tuple"
 
 
-def save(federation: Federation, folder: str | Path) -> None:
-    """Write a federation with its truth; an interruption at any moment leaves the old one or the new one whole.
+def write_federation(
+    folder: str | Path,
+    name: str,
+    clients: Sequence[Client],
+    inputs: Inputs,
+    classes: tuple[str, ...] | None,
+    truth: Mapping[str, Any],
+) -> None:
+    """Write a federation's parts; an interruption at any moment leaves the old federation or the new one whole.
 
     Args:
-        federation: what is written.
         folder: is made, or replaced if it holds a federation.
+        name: the federation's.
+        clients: its clients.
+        inputs: its preprocessing.
+        classes: the classes' names; None for a regression.
+        truth: how the data were made.
 
     Raises:
         FileExistsError: the folder holds something else.
@@ -44,19 +55,19 @@ def save(federation: Federation, folder: str | Path) -> None:
     tensors: dict[str, Tensor] = {}
     about = {
         "format": FORMAT,
-        "name": federation.name,
-        "fingerprint": federation.fingerprint,
-        "classes": federation.classes,
-        "inputs": asdict(federation.inputs),
-        "truth": _plain(federation.truth, "truth", tensors),
-        "clients": [{"name": client.name, "splits": list(client.splits)} for client in federation.clients],
+        "name": name,
+        "fingerprint": fingerprint(clients),
+        "classes": classes,
+        "inputs": asdict(inputs),
+        "truth": _plain(truth, "truth", tensors),
+        "clients": [{"name": client.name, "splits": list(client.splits)} for client in clients],
     }
     folder.parent.mkdir(parents=True, exist_ok=True)
     new = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         new.chmod(0o755)
         (new / "clients").mkdir()
-        for i, client in enumerate(federation.clients):
+        for i, client in enumerate(clients):
             _write(_flat(client.splits), new / _client_file(i))
             tensors |= {f"client/{i}/{name}": values for name, values in _flat(client.truth).items()}
         _write(tensors, new / "truth.safetensors")
@@ -71,12 +82,15 @@ def save(federation: Federation, folder: str | Path) -> None:
         shutil.rmtree(new, ignore_errors=True)
 
 
-def load(folder: str | Path, *, verify: bool = False) -> Federation:
-    """Read a federation; its arrays stay in the files until they are used.
+Parts = tuple[str, tuple[Client, ...], Inputs, tuple[str, ...] | None, dict[str, Any]]
+
+
+def read_federation(folder: str | Path, *, verify: bool = False) -> Parts:
+    """Read a federation's name, clients, inputs, classes and truth; arrays stay in the files until they are used.
 
     Args:
-        folder: written by `save`.
-        verify: read all and compare the fingerprint.
+        folder: written by `write_federation`.
+        verify: read everything and compare the fingerprint.
 
     Raises:
         FileNotFoundError: there is no federation.
@@ -103,16 +117,14 @@ def load(folder: str | Path, *, verify: bool = False) -> Federation:
             )
         classes = None if about["classes"] is None else tuple(about["classes"])
         inputs = Inputs(**about["inputs"])
-        federation = Federation(about["name"], tuple(clients), inputs, classes, _rich(about["truth"], truth))
+        parts: Parts = about["name"], tuple(clients), inputs, classes, _rich(about["truth"], truth)
     except (KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{folder / ABOUT} is damaged ({type(error).__name__}: {error}). Save it again.") from error
     except ValueError as error:
         raise ValueError(f"{folder} can't be read: {error}.") from error
-    if verify and federation.fingerprint != about["fingerprint"]:
-        raise ValueError(
-            f"{folder} was changed: its data have the fingerprint {federation.fingerprint}, not {about['fingerprint']}."
-        )
-    return federation
+    if verify and (found := fingerprint(clients)) != about["fingerprint"]:
+        raise ValueError(f"{folder} was changed: its data have the fingerprint {found}, not {about['fingerprint']}.")
+    return parts
 
 
 def _old(folder: Path) -> Path:

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from archipel.data import Source, digits, dual_heterogeneity, oracle_view
+from archipel.data.dual_heterogeneity import dual_heterogeneity, oracle_view
+from archipel.data.sources.scikit import digits
+from archipel.data.sources.source import Source
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +171,7 @@ def test_the_oracle_sees_all_examples_with_their_own_labels():
 
 
 def test_an_oracle_needs_the_truth():
-    from archipel.data import Federation
+    from archipel.data.federation import Federation
 
     plain = Federation.from_arrays([(np.zeros((6, 2)), [0, 1] * 3)])
     with pytest.raises(ValueError, match="federations with them come from dual_heterogeneity"):

@@ -13,7 +13,8 @@ from sklearn.utils.validation import check_array, validate_data
 from torch import Tensor
 
 from archipel.core.trees import Tree
-from archipel.data.federation import Client, Federation
+from archipel.data.client import Client
+from archipel.data.federation import Federation
 from archipel.data.inputs import Inputs
 from archipel.families.family import Family
 

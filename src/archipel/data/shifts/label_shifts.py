@@ -1,46 +1,15 @@
-"""The algebra of shifts: what makes one client's data differ from another's, as values that are applied and recorded.
-
-A shift is a frozen dataclass. It takes a client's columns with what is known of them, and gives both back:
-labels and features as the client will see them, and the truth behind them. Shifts compose by being applied in order;
-`archipel.data.shifts.compose` does that for whole federations. Here are those of labels and quantity; features are in
-`archipel.data.shifts.feature_shifts`, images in `archipel.data.shifts.image_shifts` and `archipel.data.shifts.colours`.
-
-Truth columns, which only evaluation sees: "label", the label before every shift; "clean", the label before noise;
-"noisy", whether noise changed it; "missing", which values were taken away.
-"""
+"""Shifts of labels and quantity: permuted labels, noisy labels, fewer examples."""
 
 import operator
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from archipel.core import keys
-from archipel.data.federation import Columns, Federation
-
-
-class Shift(ABC):
-    """A change of a client's data that is a value: equal shifts with equal keys do the same."""
-
-    @abstractmethod
-    def apply(
-        self, columns: Columns, truth: Columns, key: Tensor, train: Columns | None = None
-    ) -> tuple[Columns, Columns]:
-        """Shift the rows of one split; nothing is changed in place.
-
-        Args:
-            columns: "x" (n, …) and "y" (n, …).
-            truth: what is known of these rows already, (n, …) each.
-            key: int64 of shape (), decides every draw.
-            train: the training columns after this same shift, None while they are shifted themselves.
-
-        Returns:
-            The rows as the client sees them, and the truth with what this shift adds.
-        """
-
-    def check(self, federation: Federation) -> None:  # noqa: B027 — by default, nothing is refused
-        """Refuse a federation that the shift doesn't fit, before anything is done."""
+from archipel.data.client import Columns
+from archipel.data.federation import Federation
+from archipel.data.shifts.shift import Shift, check_share
 
 
 @dataclass(frozen=True)
@@ -135,17 +104,6 @@ class Keep(Shift):
         return {name: rows[stays] for name, rows in columns.items()}, {
             name: rows[stays] for name, rows in truth.items()
         }
-
-
-def take(columns: Columns, rows: Tensor) -> Columns:
-    """The rows chosen by an index or a mask."""
-    return {name: values[rows] for name, values in columns.items()}
-
-
-def check_share(name: str, value: float) -> None:
-    """Refuse what isn't a probability."""
-    if not 0 <= value <= 1:
-        raise ValueError(f"{name} is {value}; it is a probability, from 0 to 1.")
 
 
 def check_classes(federation: Federation, classes: int, what: str) -> None:

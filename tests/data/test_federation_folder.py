@@ -10,9 +10,12 @@ import pytest
 import torch
 
 from archipel import Federation
-from archipel.data import compose, digits, dual_heterogeneity, storage
-from archipel.data.shifts.algebra import NoisyLabels
+from archipel.data import federation_folder
+from archipel.data.dual_heterogeneity import dual_heterogeneity
+from archipel.data.shifts.compose import compose
 from archipel.data.shifts.feature_shifts import Missing
+from archipel.data.shifts.label_shifts import NoisyLabels
+from archipel.data.sources.scikit import digits
 from archipel.learning.quadratic import quadratic_federation
 
 
@@ -94,7 +97,7 @@ def test_an_interruption_leaves_what_was_there(federation, tmp_path, monkeypatch
     def broken(*given, **more):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(storage.json, "dumps", broken)
+    monkeypatch.setattr(federation_folder.json, "dumps", broken)
     with pytest.raises(KeyboardInterrupt):
         federation.hold_out(1)[0].save(tmp_path / "lab")
     monkeypatch.undo()
