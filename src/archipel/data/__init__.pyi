@@ -1,8 +1,8 @@
+from archipel.data.client import Client as Client
 from archipel.data.divide import divide as divide
 from archipel.data.divide import latent_components as latent_components
 from archipel.data.dual_heterogeneity import dual_heterogeneity as dual_heterogeneity
 from archipel.data.dual_heterogeneity import oracle_view as oracle_view
-from archipel.data.client import Client as Client
 from archipel.data.federation import Federation as Federation
 from archipel.data.gaussian_clients import GaussianClients as GaussianClients
 from archipel.data.inputs import Inputs as Inputs

@@ -25,8 +25,8 @@ from archipel.core import checks
 from archipel.core.sampling import Bernoulli, Full
 from archipel.data.federation import Federation
 from archipel.em.fitting import Convergence, Criterion, follow
-from archipel.em.validation import check_domain, federation_of, read, read_targets, whole
 from archipel.em.scoring import Scoring
+from archipel.em.validation import check_domain, federation_of, read, read_targets, whole
 from archipel.families.family import Family
 from archipel.learning.schedules import Decay
 
