@@ -162,7 +162,7 @@ def _read_file(file: Path, label: str) -> tuple[Array, Array, tuple[str, ...]]:
         found = read_npz(file, ("x", label))
         return found["x"], found[label], ()
     try:
-        from pyarrow import parquet  # type: ignore[import-not-found, unused-ignore]
+        from pyarrow import parquet  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError as error:
         raise ImportError(
             f"reading {file.name} needs pyarrow: pip install archipel[parquet], or give .npz files."
