@@ -259,7 +259,7 @@ def test_what_cant_be_is_refused(uneven, task):
         Compressing(fedavg, Natural)
     with pytest.raises(ValueError, match=r"entries are names.*given 'model'"):
         Compressing(fedavg, FINE, entries="model")
-    with pytest.raises(ValueError, match=r"Nothing that clients of Local send can be compressed.*Their replies hold"):
+    with pytest.raises(ValueError, match=r"Nothing that clients of Local send can be compressed.*their replies hold"):
         fit(Compressing(Local(Quadratic(), SGD(lr=0.1, steps=1, batch=None)), FINE), scalars(*TWO), rounds=1)
     fpfc = FPFC(task, replace(BLOCK, keep_momentum=False), penalty=0.5, xi=0.05)
     with pytest.raises(ValueError, match=r"Nothing that clients of FPFC send.*entries.*model/head/weight"):

@@ -7,18 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import torch
 from torch import Tensor
 
 from archipel.algorithm import Algorithm, Clients, Info
-from archipel.algorithms.parts.sending import ERRORS, Sending, same
-from archipel.compress.compressor import DTYPES, Compressor
-from archipel.core import keys
+from archipel.algorithms.parts.sending import ERRORS, Packing, Sending
+from archipel.compress.compressor import Compressor
 from archipel.core.checks import kind_of
 from archipel.core.examples import ClientData
-from archipel.core.trees import Tree, flatten, map_named, unflatten
+from archipel.core.trees import Tree
 
 OFFERED = (
     "task",
@@ -62,6 +59,7 @@ class Compressing(Algorithm):
         TypeError: what is no algorithm, or no compressor.
         ValueError: in the first round, that nothing the clients send is to be compressed, or has no e.
 
+    >>> import torch
     >>> from archipel.learning.sgd import SGD
     >>> from archipel.algorithms.fedavg import FedAvg
     >>> from archipel.fit import fit
@@ -96,72 +94,29 @@ class Compressing(Algorithm):
                 object.__setattr__(self, name, getattr(self.inner, name))
 
     @property
-    def remembers(self) -> bool:
-        """Whether clients keep what is left out."""
-        return self.feedback and not self.uplink.unbiased
+    def packing(self) -> Packing:
+        return Packing(self.uplink, self.entries, self.feedback)
 
     def init_server(self, clients: Clients, key: Tensor) -> Tree:
-        server = self.inner.init_server(Sending(clients, self, plain=True), key)
-        if self.remembers and not self._nothing_left_out(server):
+        server = self.inner.init_server(Sending(clients, self, self.packing, plain=True), key)
+        if self.packing.remembers and not self.packing.no_errors(server):
             named = "its server's state" if self.entries is None else f"the entries {', '.join(self.entries)}"
             raise ValueError(
                 f"{type(self.uplink).__name__} needs error feedback, and nothing in {named} is what clients of "
-                f"{type(self.inner).__name__} could send. Take an unbiased compressor, RandK, say, or feedback=False."
+                f"{type(self.inner).__name__} could send. Use an unbiased compressor such as RandK, or feedback=False."
             )
         return server
 
     def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
         client = self.inner.init_client(message, data, key)
-        return client | {ERRORS: self._nothing_left_out(message["server"])} if self.remembers else client
+        return client | ({ERRORS: self.packing.no_errors(message["server"])} if self.packing.remembers else {})
 
     def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
-        sending = Sending(clients, self)
+        sending = Sending(clients, self, self.packing)
         result = self.inner.round(server, sending, key)
         if clients.round == 0 and not sending.compressed:
             raise ValueError(
-                f"Nothing that clients of {type(self.inner).__name__} send can be compressed: name what should be in "
-                f"entries. Their replies hold {', '.join(sorted(sending.other)) or 'nothing'}."
+                f"Nothing that clients of {type(self.inner).__name__} send can be compressed. Name in entries what "
+                f"should be; their replies hold {', '.join(sorted(sending.other)) or 'nothing'}."
             )
         return result
-
-    def pack(self, reply: Tree, known: dict[str, Tensor], errors: Tree, key: Tensor) -> tuple[Tree, Tree]:
-        """A client's reply as it is sent, and what is now left out."""
-        left = flatten(errors)
-
-        def send(name: str, value: Any) -> Any:
-            if not self.meant(name, value, known) or not self.pays(value):
-                return value
-            if self.remembers and name not in left:
-                raise ValueError(
-                    f"{type(self.uplink).__name__} needs error feedback, and {name!r} isn't in the server's state, "
-                    "from which a client knows what it will have to keep. Name other entries, take an unbiased "
-                    "compressor, RandK, say, or feedback=False."
-                )
-            whole = value - known[name] if same(value, known.get(name)) else value
-            whole = whole + left[name] if self.remembers else whole
-            packed = self.uplink(whole, keys.fold(key, name))
-            if self.remembers:
-                left[name] = whole - packed.decode()
-            return packed
-
-        reply = map_named(send, reply)
-        return reply, unflatten(left) if left else errors
-
-    def meant(self, name: str, value: Any, known: dict[str, Tensor], stacked: bool = False) -> bool:
-        """Whether this part of a reply is to be compressed, going by its name; both ends must agree."""
-        if not isinstance(value, Tensor) or value.dim() == int(stacked) or value.dtype not in DTYPES:
-            return False
-        if "buffers" in name.split("/"):
-            return False
-        named = self.entries is not None and name.split("/")[0] in self.entries
-        return named or (self.entries is None and same(value, known.get(name), stacked))
-
-    def pays(self, value: Tensor) -> bool:
-        """Whether it is smaller when compressed."""
-        size = value.numel()
-        return size > 0 and self.uplink.bits(size, value.dtype) < size * value.element_size() * 8
-
-    def _nothing_left_out(self, server: Tree) -> Tree:
-        """E = 0 for every tensor of the server's state that a client may have to send."""
-        named = {name: value for name, value in flatten(server).items() if self.meant(name, value, {name: value})}
-        return unflatten({name: torch.zeros_like(value) for name, value in named.items() if self.pays(value)})

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from archipel.algorithm import Algorithm, Clients, Info
 from archipel.algorithms.parts import shared_model as averaging
-from archipel.algorithms.parts.composition import Inside
+from archipel.algorithms.parts.composition import PartClients
 from archipel.core import checks
 from archipel.core.examples import ClientData
 from archipel.core.trees import Tree, zeros_like
@@ -110,7 +110,7 @@ class Ditto(Algorithm):
         rate = self.personal.rate(clients.round, clients.rounds)
         centre = trained(server["inner"]["model"])  # θ^(t), before the inner round moves it
         clients.apply(self.personalise, {"centre": centre, "lr": rate}, key)
-        inner, info = self.inner.round(server["inner"], Inside(clients, self, "inner"), key)
+        inner, info = self.inner.round(server["inner"], PartClients(clients, self, "inner"), key)
         return {"inner": inner}, info
 
     def personalise(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:

@@ -1,11 +1,11 @@
-"""An algorithm inside another: the inner one's rounds run on its own part of the server's and the clients' states."""
+"""An algorithm inside another: the inner one sees the clients through a :class:`View` of the outer one's."""
 
 from __future__ import annotations
 
 import copy
 import inspect
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -14,13 +14,13 @@ from archipel.core.examples import ClientData
 from archipel.core.trees import Tree
 
 
-class Within:
-    """A step of an algorithm that is a field of another, on the entry of the client's state that has the field's name.
+class PartStep:
+    """A step of an inner algorithm, run on the entry of the client's state that has the name of the inner one's field.
 
     Args:
-        algorithm: the outer one, by which steps travel.
-        part: the field.
-        step: a method of the inner one, or an object like this one that holds it.
+        algorithm: the outer one; a step travels as a name and its algorithm.
+        part: the field that holds the inner one.
+        step: a method of the inner one, or an object such as this one.
     """
 
     def __init__(self, algorithm: Algorithm, part: str, step: Step) -> None:
@@ -35,7 +35,7 @@ class Within:
 
 
 def unbound(step: Step) -> str | Step:
-    """A step without its algorithm, which travels as part of the outer one: a name, or an object such as the above."""
+    """Take the algorithm away from a step, because it travels within the outer one: return a name or a step object."""
     if inspect.ismethod(step):
         return step.__name__
     step = copy.copy(step)
@@ -44,7 +44,7 @@ def unbound(step: Step) -> str | Step:
 
 
 def bound(step: str | Step, algorithm: Algorithm) -> Step:
-    """The step of this algorithm."""
+    """Give a step its algorithm back: the inverse of :func:`unbound`."""
     if isinstance(step, str):
         method: Step = getattr(algorithm, step)
         return method
@@ -54,18 +54,38 @@ def bound(step: str | Step, algorithm: Algorithm) -> Step:
 
 
 @dataclass(frozen=True)
-class Seen(ABC):
-    """What stays as it is of :class:`archipel.algorithm.Clients` that an inner algorithm sees through an outer one.
+class View(ABC):
+    """:class:`archipel.algorithm.Clients` as an inner algorithm sees them: operations go to the outer one's clients.
 
     Args:
-        clients: as the outer one sees them.
+        clients: as the outer algorithm sees them.
     """
 
     clients: Clients
 
     @abstractmethod
-    def _with(self, clients: Clients) -> Clients:
-        """Other clients, seen in the same way."""
+    def outer(self, step: Step) -> Step:
+        """The outer algorithm's step that runs this one of the inner algorithm."""
+
+    def collect(self, step: Step, message: Tree, key: Tensor) -> Replies:
+        return self.clients.collect(self.outer(step), message, key)
+
+    def sum(self, step: Step, message: Tree, key: Tensor, weights: Weights = "examples") -> Tree:
+        return self.clients.sum(self.outer(step), message, key, weights)
+
+    def mean(self, step: Step, message: Tree, key: Tensor, weights: Weights = "examples") -> Tree:
+        return self.mean_and_share(step, message, key, weights)[0]
+
+    def mean_and_share(
+        self, step: Step, message: Tree, key: Tensor, weights: Weights = "examples"
+    ) -> tuple[Tree, float]:
+        return self.clients.mean_and_share(self.outer(step), message, key, weights)
+
+    def apply(self, step: Step, message: Tree, key: Tensor) -> None:
+        self.clients.apply(self.outer(step), message, key)
+
+    def evaluate(self, step: Step, message: Tree, key: Tensor) -> Replies:
+        return self.clients.evaluate(self.outer(step), message, key)
 
     @property
     def ids(self) -> Tensor:
@@ -93,22 +113,22 @@ class Seen(ABC):
 
     @property
     def everyone(self) -> Clients:
-        return self._with(self.clients.everyone)
+        return replace(self, clients=self.clients.everyone)
 
     @property
     def groups(self) -> tuple[Clients, ...]:
-        return tuple(self._with(group) for group in self.clients.groups)
+        return tuple(replace(self, clients=group) for group in self.clients.groups)
 
     def only(self, ids: Tensor) -> Clients:
-        return self._with(self.clients.only(ids))
+        return replace(self, clients=self.clients.only(ids))
 
 
 @dataclass(frozen=True)
-class Inside(Seen):
-    """:class:`archipel.algorithm.Clients` as an inner algorithm sees them: with its own part of their states.
+class PartClients(View):
+    """The clients with the inner algorithm's own part of their states.
 
     Args:
-        clients: as the outer one sees them.
+        clients: as the outer algorithm sees them.
         algorithm: the outer one.
         part: the field that holds the inner one.
     """
@@ -116,28 +136,5 @@ class Inside(Seen):
     algorithm: Algorithm
     part: str
 
-    def collect(self, step: Step, message: Tree, key: Tensor) -> Replies:
-        return self.clients.collect(self._within(step), message, key)
-
-    def sum(self, step: Step, message: Tree, key: Tensor, weights: Weights = "examples") -> Tree:
-        return self.clients.sum(self._within(step), message, key, weights)
-
-    def mean(self, step: Step, message: Tree, key: Tensor, weights: Weights = "examples") -> Tree:
-        return self.clients.mean(self._within(step), message, key, weights)
-
-    def mean_and_share(
-        self, step: Step, message: Tree, key: Tensor, weights: Weights = "examples"
-    ) -> tuple[Tree, float]:
-        return self.clients.mean_and_share(self._within(step), message, key, weights)
-
-    def apply(self, step: Step, message: Tree, key: Tensor) -> None:
-        self.clients.apply(self._within(step), message, key)
-
-    def evaluate(self, step: Step, message: Tree, key: Tensor) -> Replies:
-        return self.clients.evaluate(self._within(step), message, key)
-
-    def _with(self, clients: Clients) -> Clients:
-        return Inside(clients, self.algorithm, self.part)
-
-    def _within(self, step: Step) -> Step:
-        return Within(self.algorithm, self.part, step)
+    def outer(self, step: Step) -> Step:
+        return PartStep(self.algorithm, self.part, step)
