@@ -8,7 +8,8 @@ from matplotlib.image import imread
 from archipel import Federation, Run
 from archipel.data import digits, dual_heterogeneity
 from archipel.reports.figures import COLOURS, accuracy_curves, federation_figure, routing_confusion, save
-from archipel.runs.run import Facts, Routing
+from archipel.runs.facts import Facts
+from archipel.runs.run import Routing
 
 HISTORY = [
     {"round": 1},

@@ -33,7 +33,8 @@ from archipel.learning.sgd import SGD
 from archipel.learning.solver_checks import solver
 from archipel.learning.tasks import Supervised, Task
 from archipel.runs.evaluate import evaluate
-from archipel.runs.run import Facts, Run
+from archipel.runs.facts import Facts
+from archipel.runs.run import Run
 from archipel.states.checkpoint import Checkpoint
 from archipel.states.placement import store_in
 from archipel.states.table import States
@@ -135,7 +136,7 @@ def fit(
         return Handle(carrier, ids, sizes, round, rounds, ledger, answers, edges)
 
     everyone = torch.arange(len(sizes))
-    run = Run(algorithm, {}, [], Facts.of(federation))
+    run = Run(algorithm, {}, [], Facts.of(federation), rounds=rounds, seed=seed)
     try:
         done = _resume(run, carrier, place, identity) if place and resume else 0
         opening = Ledger()  # what a method asks of its clients at the start belongs to the first round

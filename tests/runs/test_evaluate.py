@@ -41,7 +41,7 @@ from archipel.data import Client
 from archipel.engines import Loop
 from archipel.engines.carrier import client_data
 from archipel.engines.setting import Setting
-from archipel.runs.answers import Asking, Examiner, vote
+from archipel.runs.answers import AnswerSteps, Questions, vote
 from archipel.runs.calibration import calibration_error
 
 
@@ -549,9 +549,9 @@ def test_clients_are_asked_for_uneven_parts_of_the_queries(uneven, engine):
     seen = {}
 
     def ask(moment):
-        asking = Asking(moment.clients, moment.server, queries, 3, keys.key(0))
-        seen["answers"] = asking.of_some(Examiner(moment.algorithm).answer, owner, query)
-        seen["one"] = asking.of_some(Examiner(moment.algorithm).answer, torch.tensor([1, 2]), torch.tensor([4, 4]))
+        questions = Questions(moment.clients, moment.server, queries, 3, keys.key(0))
+        seen["answers"] = questions.ask_pairs(AnswerSteps(moment.algorithm).answer, owner, query)
+        seen["one"] = questions.ask_pairs(AnswerSteps(moment.algorithm).answer, torch.tensor([1, 2]), torch.tensor([4, 4]))
 
     bare = uneven
     for i in range(4):

@@ -11,7 +11,7 @@ from torch import nn
 from archipel import SGD, Algorithm, FedAvg, Federation, FedSPM, Network, Run, classification, fit, regression
 from archipel.core.trees import flatten
 from archipel.runs.answers import vote
-from archipel.runs.run import Facts
+from archipel.runs.facts import Facts
 
 QUERIES = np.random.default_rng(0).normal(size=(7, 3)) * 2 + 1
 

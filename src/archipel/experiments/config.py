@@ -59,7 +59,7 @@ def algorithm_from(config: RunConfig, facts: Described) -> Algorithm:
 
     Args:
         config: of the run.
-        facts: a :class:`archipel.Federation` or :class:`archipel.runs.run.Facts`.
+        facts: a :class:`archipel.Federation` or :class:`archipel.runs.facts.Facts`.
     """
     make = regression if facts.classes is None else classification
     return config.algorithm.build(make(config.encoder.build(facts), facts), facts)

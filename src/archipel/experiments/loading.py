@@ -9,7 +9,8 @@ from archipel.core.trees import flatten
 from archipel.experiments.config import RunConfig, algorithm_from
 from archipel.experiments.reading import read_yaml, validate
 from archipel.learning.networks import Network, held
-from archipel.runs.run import Facts, Run
+from archipel.runs.facts import Facts
+from archipel.runs.run import Run
 from archipel.states.checkpoint import Checkpoint
 
 CONFIG = "config.yaml"

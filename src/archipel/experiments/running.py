@@ -140,19 +140,8 @@ def reevaluate(folder: Path) -> tuple[Run, Evaluation]:
             f"The data that {folder / CONFIG} describes aren't those of the run: their fingerprint is {here[:12]}…, "
             f"the run's is {there[:12]}…. Files that were changed, or another version of NumPy, make other data."
         )
-    torch.set_num_threads(1)
     run = load(folder)
-    states = States(federation.sizes, store_in("auto", folder))
-    setting = config.setting
-    carrier, _ = choose(run.algorithm, federation, setting, states)
-    try:
-        carrier.states.load(run.clients)
-        everyone = torch.arange(len(federation))
-        clients = Handle(carrier, everyone, federation.sizes, checkpoint.round, config.rounds, Ledger(), None)
-        key = keys.fold(keys.key(config.seed), "eval", checkpoint.round - 1)
-        return run, evaluate(run.algorithm, run.server, clients, federation, key, setting)
-    finally:
-        carrier.close()
+    return run, run.evaluate(federation, config.setting)
 
 
 def _clear(folder: Path) -> None:

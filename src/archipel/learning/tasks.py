@@ -93,7 +93,7 @@ class Whole:
 
 
 class Described(Protocol):
-    """What a task must know of a federation; a trained run knows it too (:class:`archipel.runs.run.Facts`)."""
+    """What a task must know of a federation; a trained run knows it too (:class:`archipel.runs.facts.Facts`)."""
 
     @property
     def inputs(self) -> Inputs:

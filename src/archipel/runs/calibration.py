@@ -1,4 +1,4 @@
-"""Calibration: whether answers of confidence p are right in a share p of all cases.
+"""Calibration: answers with confidence p should be right in a share p of the cases.
 
 C. Guo, G. Pleiss, Y. Sun, K. Q. Weinberger: On calibration of modern neural networks. ICML 2017.
 """
@@ -13,17 +13,18 @@ BINS = 15
 
 
 def gaps(confidence: Tensor, right: Tensor, weights: Tensor) -> Tensor:
-    """By bin of confidence, Σ_j w_j (right_j − confidence_j): what accuracy has over confidence.
+    """Return Σ_j w_j (right_j − confidence_j) for each bin of confidence: by how much accuracy exceeds confidence.
 
-    Bin b holds confidences in ((b − 1)/15, b/15]. Gaps of parts of a whole add up to the gaps of the whole.
+    Bin b holds confidences in ((b − 1)/15, b/15]. The gaps of disjoint sets of examples add up to the gaps of their
+    union.
 
     Args:
-        confidence: ``(n,)`` probability of the answer given.
-        right: ``(n,)`` 1 or True where it was right.
-        weights: ``(n,)`` of the examples; 0 leaves one out.
+        confidence: ``(n,)`` probability of the given answer.
+        right: ``(n,)`` 1 or True if it was right.
+        weights: ``(n,)`` of the examples; 0 leaves an example out.
 
     Returns:
-        ``(15,)`` floats, of the confidence's type.
+        ``(15,)`` floats of the confidence's type.
 
     >>> gaps(torch.tensor([0.9, 0.9, 0.5]), torch.tensor([1, 1, 0]), torch.ones(3)).nonzero()[:, 0].tolist()
     [7, 13]
@@ -35,11 +36,11 @@ def gaps(confidence: Tensor, right: Tensor, weights: Tensor) -> Tensor:
 
 
 def calibration_error(confidence: Tensor, right: Tensor) -> float:
-    """Expected calibration error, ECE = Σ_b (n_b/n) |accuracy_b − confidence_b| over the bins of :func:`gaps`.
+    """Return the expected calibration error, ECE = Σ_b (n_b/n) |accuracy_b − confidence_b|, bins as in :func:`gaps`.
 
     Args:
-        confidence: ``(n,)``, n at least 1.
-        right: ``(n,)``.
+        confidence: ``(n,)`` probability of the given answer, n at least 1.
+        right: ``(n,)`` 1 or True if it was right.
 
     >>> calibration_error(torch.tensor([0.75, 0.75, 0.75, 0.75]), torch.tensor([1, 1, 1, 0]))
     0.0

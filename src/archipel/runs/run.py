@@ -1,11 +1,11 @@
-"""A trained federation: what ``fit`` returns and ``load`` reads back, ready to route and predict."""
+"""A trained federation: the result of ``fit`` and of ``load``, ready to route, predict and be evaluated."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,51 +13,24 @@ import torch
 from torch import Tensor
 
 from archipel.algorithm import Algorithm, Predicts, PredictsGlobally, Routes
-from archipel.runs.answers import PIECE, Poll, answered, embedded, route_all
-from archipel.states.checkpoint import Checkpoint
+from archipel.core import keys
 from archipel.core.checks import kind_of
-from archipel.states.table import States
+from archipel.core.trees import Tree, row
 from archipel.data.arrays import Values
 from archipel.data.federation import Federation
-from archipel.data.inputs import Inputs
-from archipel.core.trees import Tree, row
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What serving must know of the federation, without its data.
-
-    Args:
-        inputs: shape and normalisation.
-        classes: names, or ``None`` for regression.
-        outputs: K classes, or the number of a regression's targets.
-        names: the clients'.
-        sizes: training examples each holds.
-    """
-
-    inputs: Inputs
-    classes: tuple[str, ...] | None
-    outputs: int
-    names: tuple[str, ...]
-    sizes: tuple[int, ...]
-
-    @classmethod
-    def of(cls, federation: Federation) -> Facts:
-        names = tuple(client.name for client in federation.clients)
-        return cls(federation.inputs, federation.classes, federation.outputs, names, tuple(federation.sizes.tolist()))
-
-    @classmethod
-    def from_json(cls, facts: dict[str, Any]) -> Facts:
-        classes = None if facts["classes"] is None else tuple(facts["classes"])
-        return cls(Inputs(**facts["inputs"]), classes, facts["outputs"], tuple(facts["names"]), tuple(facts["sizes"]))
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+from archipel.engines.auto import choose
+from archipel.engines.handle import Handle, Ledger
+from archipel.engines.setting import DEFAULT, Setting
+from archipel.runs.answers import PIECE, Ballot, answer, embed, most_likely
+from archipel.runs.evaluate import Evaluation, evaluate
+from archipel.runs.facts import Facts
+from archipel.states.checkpoint import Checkpoint
+from archipel.states.table import States
 
 
 @dataclass(frozen=True)
 class Routing:
-    """Where queries belong.
+    """The clients that queries belong to.
 
     Args:
         clients: ``(n,)`` int64, the most likely client of each query.
@@ -70,7 +43,7 @@ class Routing:
     names: tuple[str, ...]
 
     def ranked(self, top: int = 3) -> list[list[tuple[str, float]]]:
-        """For each query its most likely clients with their probabilities, best first."""
+        """Return each query's most likely clients with their probabilities, best first."""
         best = self.probabilities.topk(min(top, len(self.names)))
         return [
             [(self.names[i], p) for i, p in zip(ids, ps, strict=True)]
@@ -84,7 +57,7 @@ class Prediction:
 
     Args:
         values: ``(n, K)`` class probabilities, or ``(n, outputs)`` values of a regression.
-        labels: the most likely class's name for each query; ``None`` for regression.
+        labels: the name of each query's most likely class; ``None`` for a regression.
         answered_by: who answered each query: a client's name, ``"global model"`` or ``"vote"``.
     """
 
@@ -98,13 +71,14 @@ class Run:
     """A trained federation.
 
     Args:
-        algorithm: what was run.
+        algorithm: what was trained.
         server: the server's state after the last round.
-        clients: every client's state, as a sequence that is read when it is asked for: from memory, or from disk where
-            they are there.
+        clients: every client's state, as a sequence. An element is read from memory or from disk when it is used.
         facts: the federation's classes, names, sizes and preprocessing.
-        history: a record a round: loss, traffic, seconds, dropped clients, and metrics where it was evaluated.
+        history: a record for each round: loss, traffic, seconds, dropped clients, and metrics if it was evaluated.
         table: the last evaluation's row for each client.
+        rounds: planned rounds of the whole run; schedules extend over them.
+        seed: the run's seed.
     """
 
     algorithm: Algorithm
@@ -113,6 +87,8 @@ class Run:
     facts: Facts
     history: list[dict[str, Any]] = field(default_factory=list)
     table: list[dict[str, Any]] = field(default_factory=list)
+    rounds: int = 0
+    seed: int = 0
 
     def __repr__(self) -> str:
         found = ", ".join(f"{name} {value:.3f}" for name, value in self.metrics.items()) or "not evaluated"
@@ -125,12 +101,53 @@ class Run:
         found = self.history[-1].get("metrics", {}) if self.history else {}
         return dict(found)
 
-    @torch.no_grad()
-    def route(self, x: Values) -> Routing:
-        """Tells whose each query most likely is.
+    def evaluate(self, federation: Federation, setting: Setting = DEFAULT) -> Evaluation:
+        """Evaluate the last models on the test examples of a federation, without any training.
+
+        On the federation of the training, the result is that of the last round. With other test examples of the same
+        clients it says how the models do on these. The run doesn't change.
 
         Args:
-            x: raw queries as the user has them; they are prepared as the training data were.
+            federation: the run's clients, in the same order, with the examples to evaluate on. Methods that adapt
+                before they answer adapt to its training examples.
+            setting: how the evaluation is carried out.
+
+        Returns:
+            The metrics, and a row for each client; averages have the weights n_i/n of the training.
+
+        Raises:
+            ValueError: the federation has other clients, or examples or targets of another form.
+            DivergenceError: answers that are needed aren't finite.
+
+        >>> from archipel.algorithms.fedavg import FedAvg
+        >>> from archipel.fit import fit
+        >>> from archipel.learning.sgd import SGD
+        >>> from archipel.learning.tasks import classification
+        >>> x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+        >>> islands = Federation.from_arrays([(part, (part[:, 0] > 0).long()) for part in x.split(20)])
+        >>> run = fit(FedAvg(classification(torch.nn.Linear(3, 4), islands), SGD(steps=1)), islands, rounds=1)
+        >>> run.evaluate(islands).metrics == run.metrics
+        True
+        """
+        self.facts.check(federation)
+        last, threads = max(len(self.history) - 1, 0), torch.get_num_threads()
+        torch.set_num_threads(1)  # as in training, so that sums are rounded in the same way
+        carrier, _ = choose(self.algorithm, federation, setting, self._states())
+        try:
+            everyone = torch.arange(len(self.facts.names))
+            clients = Handle(carrier, everyone, torch.tensor(self.facts.sizes), last, self.rounds, Ledger())
+            key = keys.fold(keys.key(self.seed), "eval", last)
+            return evaluate(self.algorithm, self.server, clients, federation, key, setting)
+        finally:
+            carrier.close()
+            torch.set_num_threads(threads)
+
+    @torch.no_grad()
+    def route(self, x: Values) -> Routing:
+        """Return the client that each query most likely belongs to.
+
+        Args:
+            x: raw queries, as the training data were before preparation.
 
         Raises:
             TypeError: the algorithm has no router.
@@ -146,16 +163,16 @@ class Run:
 
     @torch.no_grad()
     def predict(self, x: Values, client: str | int | None = None) -> Prediction:
-        """Answers queries.
+        """Answer queries.
 
         Args:
             x: raw queries.
-            client: whose personal model answers, by name or number. ``None``: the client each query is routed to;
-                where the method has no router its global model; where it has neither, a vote of all clients.
+            client: whose personal model answers, by name or number. ``None``: the client that each query is routed to;
+                the global model if the method has no router; a vote of all clients if it has neither.
 
         Raises:
-            ValueError: no such client.
-            TypeError: the algorithm fits a distribution, and has nothing to predict with.
+            ValueError: there is no such client.
+            TypeError: the algorithm fits a distribution, and has no model that answers.
         """
         if not isinstance(self.algorithm, Predicts | PredictsGlobally):
             raise TypeError(
@@ -168,36 +185,34 @@ class Run:
             index = self._index(client)
             return self._prediction(self._ask(index, queries), [self.facts.names[index]] * n)
         if isinstance(self.algorithm, Routes):
-            made = embedded(self.algorithm, self.server, queries)
-            routed, _ = route_all(self.algorithm, self.server, queries, made)
+            shared = embed(self.algorithm, self.server, queries)
+            routed, _ = most_likely(self.algorithm, self.server, queries, shared)
             answers: Tensor | None = None
-            for index in routed.unique().tolist() or [0]:  # no queries: anybody gives no answers
+            for index in routed.unique().tolist() or [0]:  # without queries any client gives no answers
                 mine = routed == index
-                found = answered(self.algorithm, self.server, self.clients[index], row(made, mine))
+                found = answer(self.algorithm, self.server, self.clients[index], row(shared, mine))
                 answers = found.new_zeros(n, found.shape[-1]) if answers is None else answers
                 answers[mine] = found
             assert answers is not None
             return self._prediction(answers, [self.facts.names[i] for i in routed.tolist()])
         if isinstance(self.algorithm, PredictsGlobally):
-            algorithm = self.algorithm
-            pieces = [algorithm.predict_global(self.server, piece) for piece in queries.split(PIECE)]
-            return self._prediction(torch.cat(pieces), ["global model"] * n)
-        made = embedded(self.algorithm, self.server, queries)
-        poll = Poll(n, self.facts.outputs, self.facts.classes is None)
+            return self._prediction(self._ask_global(self.algorithm, queries), ["global model"] * n)
+        shared = embed(self.algorithm, self.server, queries)
+        ballot = Ballot(n, self.facts.outputs, self.facts.classes is None)
         for state in self.clients:
-            found = answered(self.algorithm, self.server, state, made)
-            poll.add(found[None])
-        mean = poll.mean.to(found.dtype)
+            found = answer(self.algorithm, self.server, state, shared)
+            ballot.add(found[None])
+        mean = ballot.mean.to(found.dtype)
         if self.facts.classes is None:
             return Prediction(mean, None, ["vote"] * n)
-        winners = [self.facts.classes[k] for k in poll.ranks.argmax(-1).tolist()]
+        winners = [self.facts.classes[k] for k in ballot.ranks.argmax(-1).tolist()]
         return Prediction(mean, winners, ["vote"] * n)
 
     def _index(self, client: str | int) -> int:
         names = self.facts.names
         if isinstance(client, str) and client in names:
             return names.index(client)
-        with suppress(ValueError, TypeError):  # what is no number
+        with suppress(ValueError, TypeError):  # not a number
             index = int(client) if isinstance(client, str) else operator.index(client)
             if not isinstance(client, bool) and 0 <= index < len(names):
                 return index
@@ -206,10 +221,12 @@ class Run:
     def _ask(self, client: int, queries: Tensor) -> Tensor:
         if not isinstance(self.algorithm, Predicts):
             assert isinstance(self.algorithm, PredictsGlobally)
-            algorithm = self.algorithm
-            return torch.cat([algorithm.predict_global(self.server, piece) for piece in queries.split(PIECE)])
+            return self._ask_global(self.algorithm, queries)
         state = self.clients[client]
         return torch.cat([self.algorithm.predict(self.server, state, piece) for piece in queries.split(PIECE)])
+
+    def _ask_global(self, algorithm: PredictsGlobally, queries: Tensor) -> Tensor:
+        return torch.cat([algorithm.predict_global(self.server, piece) for piece in queries.split(PIECE)])
 
     def _prediction(self, answers: Tensor, answered_by: list[str]) -> Prediction:
         if self.facts.classes is None:
@@ -218,14 +235,19 @@ class Run:
         return Prediction(answers.exp(), labels, answered_by)
 
     def save(self, folder: str | Path, identity: dict[str, Any] | None = None) -> None:
-        """Writes states, facts and history to ``folder/checkpoint``, with what tells this run from others."""
+        """Write states, facts and history to ``folder/checkpoint``.
+
+        Args:
+            folder: made if it doesn't exist.
+            identity: what distinguishes this run from others, in JSON's types.
+        """
         facts = {"serving": self.facts.to_json(), "history": self.history, "table": self.table}
-        facts["identity"] = identity or {}
+        facts |= {"rounds": self.rounds, "seed": self.seed, "identity": identity or {}}
         Path(folder).mkdir(parents=True, exist_ok=True)
         Checkpoint(len(self.history), self.server, self._states(), facts).save(Path(folder))
 
     def _states(self) -> States:
-        """The clients' states as a table, whatever they were given as."""
+        """The clients' states as a table, whatever sequence they are in."""
         if isinstance(self.clients, States):
             return self.clients
         states = States(self.facts.sizes)
@@ -234,11 +256,15 @@ class Run:
 
     @classmethod
     def read(cls, folder: str | Path, algorithm: Algorithm) -> Run:
-        """A run from its folder, with the algorithm object it was trained with.
+        """Read a run from its folder.
+
+        Args:
+            folder: of the run.
+            algorithm: the object it was trained with.
 
         Raises:
             FileNotFoundError: there is no checkpoint.
-            ValueError: it was trained with another algorithm.
+            ValueError: the run was trained with another algorithm, or its files are damaged.
         """
         checkpoint = Checkpoint.load(Path(folder))
         if checkpoint is None:
@@ -258,4 +284,6 @@ class Run:
             Facts.from_json(facts["serving"]),
             facts["history"],
             facts["table"],
+            facts["rounds"],
+            facts["seed"],
         )
