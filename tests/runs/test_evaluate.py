@@ -406,13 +406,13 @@ class Posting(Overflowing):
 
 def test_answers_that_overflow_are_told_by_client_and_round(uneven, caplog):
     with pytest.raises(
-        DivergenceError, match=r"After round 2 .* not at client-0, client-1, client-2, client-3\. A lower"
+        DivergenceError, match=r"After round 2 .* not finite at client-0, client-1, client-2, client-3\. A lower"
     ):
         fit(Overflowing(), uneven, rounds=2)
-    with pytest.raises(DivergenceError, match=r"After round 1 .* not at client-2\."):
+    with pytest.raises(DivergenceError, match=r"After round 1 .* not finite at client-2\."):
         fit(Posting(first=2), uneven, rounds=1)
     run = fit(Overflowing(first=3), uneven, rounds=1)
-    assert "not at client-3. A lower" in caplog.text
+    assert "not finite at client-3. A lower" in caplog.text
     assert "They are left out of the metrics." in caplog.text
     whole = fit(Constant(), uneven, rounds=1)
     assert [row.get("accuracy") for row in run.table[:3]] == [row["accuracy"] for row in whole.table[:3]]
@@ -420,7 +420,7 @@ def test_answers_that_overflow_are_told_by_client_and_round(uneven, caplog):
     tested = replace(uneven, clients=tuple(replace(c, test=c.test) for c in uneven.clients))
     for i in range(3):
         tested = without_tests(tested, i)
-    with pytest.raises(DivergenceError, match=r"not at client-3\."):
+    with pytest.raises(DivergenceError, match=r"not finite at client-3\."):
         fit(Overflowing(first=3), tested, rounds=1)
 
 
@@ -551,7 +551,9 @@ def test_clients_are_asked_for_uneven_parts_of_the_queries(uneven, engine):
     def ask(moment):
         questions = Questions(moment.clients, moment.server, queries, 3, keys.key(0))
         seen["answers"] = questions.ask_pairs(AnswerSteps(moment.algorithm).answer, owner, query)
-        seen["one"] = questions.ask_pairs(AnswerSteps(moment.algorithm).answer, torch.tensor([1, 2]), torch.tensor([4, 4]))
+        seen["one"] = questions.ask_pairs(
+            AnswerSteps(moment.algorithm).answer, torch.tensor([1, 2]), torch.tensor([4, 4])
+        )
 
     bare = uneven
     for i in range(4):

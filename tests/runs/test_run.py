@@ -1,7 +1,7 @@
 """A trained run: routing and prediction from raw queries, and the same after a trip to disk."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ from torch import nn
 
 from archipel import SGD, Algorithm, FedAvg, Federation, FedSPM, Network, Run, classification, fit, regression
 from archipel.core.trees import flatten
+from archipel.engines.setting import Setting
 from archipel.runs.answers import vote
 from archipel.runs.facts import Facts
 
@@ -180,3 +181,71 @@ def test_a_run_prints_what_it_is_and_none_of_its_weights(averaged):
     shown = repr(averaged)
     assert shown.startswith("Run(FedAvg, 4 clients, 2 rounds: global_accuracy 0.")
     assert "tensor" not in shown
+
+
+def test_evaluating_again_gives_what_training_recorded(uneven, averaged, routed):
+    for run in (averaged, routed):
+        before = [dict(flatten(state)) for state in (run.server, *run.clients)]
+        found = run.evaluate(uneven)
+        assert found.metrics == run.metrics
+        assert found.clients == run.table
+        after = [dict(flatten(state)) for state in (run.server, *run.clients)]
+        assert all(torch.equal(new[name], old[name]) for new, old in zip(after, before, strict=True) for name in old)
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched", "threads"])
+def test_a_run_is_evaluated_on_other_examples_of_its_clients(uneven, averaged, engine):
+    """On the training examples, by brute force: one model, and weights n_i/n."""
+    other = replace(uneven, clients=tuple(replace(client, test=client.train) for client in uneven.clients))
+    found = averaged.evaluate(other, Setting(engine=engine))
+    right = [
+        (averaged.algorithm.predict_global(averaged.server, c.train["x"]).argmax(1) == c.train["y"]).double()
+        for c in uneven.clients
+    ]
+    assert found.metrics["global_accuracy"] == pytest.approx(torch.cat(right).mean().item())
+    assert found.metrics["average_accuracy"] == pytest.approx(torch.cat(right).mean().item())  # n_i/n · 1/n_i
+    assert [row["accuracy"] for row in found.clients] == pytest.approx([one.mean().item() for one in right])
+    assert averaged.metrics != found.metrics
+
+
+def test_averages_have_the_weights_of_the_training(uneven, averaged):
+    """Clients may bring fewer training examples to an evaluation than they trained on."""
+    fewer = [replace(c, train={name: column[:1] for name, column in c.train.items()}) for c in uneven.clients]
+    found = averaged.evaluate(replace(uneven, clients=tuple(fewer)))
+    assert found.metrics == averaged.metrics
+    assert [row["train"] for row in found.clients] == list(averaged.facts.sizes)
+
+
+def test_a_run_read_from_disk_is_evaluated_as_it_was(uneven, routed, tmp_path):
+    routed.save(tmp_path)
+    assert Run.read(tmp_path, routed.algorithm).evaluate(uneven).metrics == routed.metrics
+
+
+def _with_bytes(federation):
+    return replace(federation, inputs=replace(federation.inputs, scale=255.0))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda f: replace(f, clients=f.clients[:3]),
+            r"has the clients client-0, .*the same clients in the same order",
+        ),
+        (lambda f: replace(f, clients=f.clients[::-1]), r"client-3, client-2.*the same clients in the same order"),
+        (lambda f: replace(f, classes=("x", "y", "z")), r"the classes x, y, z; the run was trained for the classes"),
+        (lambda f: replace(f, classes=None), "has numbers as targets; the run was trained for the classes"),
+        (lambda f: replace(f, inputs=replace(f.inputs, shape=(2,), mean=(0, 0), std=(1, 1))), r"shape \(2,\).*\(3,\)"),
+        (_with_bytes, r"scale 255.0; the run was trained on scale 1.0"),
+    ],
+)
+def test_a_federation_of_another_form_is_not_evaluated_on(uneven, averaged, change, said):
+    with pytest.raises(ValueError, match=said):
+        averaged.evaluate(change(uneven))
+
+
+def test_facts_of_another_format_are_refused(uneven):
+    facts = Facts.of(uneven).to_json()
+    for other in (facts | {"format": 0}, {name: value for name, value in facts.items() if name != "format"}):
+        with pytest.raises(ValueError, match=r"format (0|None); this version of archipel reads format 1"):
+            Facts.from_json(other)

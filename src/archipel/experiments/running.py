@@ -8,23 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
-from archipel.core import keys
 from archipel.data.federation import Federation
-from archipel.engines.auto import choose
-from archipel.engines.handle import Handle, Ledger
 from archipel.experiments.building import federation_from
 from archipel.experiments.config import RunConfig, algorithm_from
 from archipel.experiments.environment import write_environment
 from archipel.experiments.loading import CONFIG, checkpoint_of, config_of, load
 from archipel.experiments.reading import to_yaml
 from archipel.fit import Callback, fit
-from archipel.runs.evaluate import Evaluation, evaluate
+from archipel.runs.evaluate import Evaluation
 from archipel.runs.run import Run
 from archipel.states.checkpoint import Checkpoint
-from archipel.states.placement import store_in
-from archipel.states.table import States
 
 # Settings that change how a run is carried out or shown, and nothing in what it learns. Where the data lie belongs to
 # them: whether they are the same is decided by the federation's fingerprint.

@@ -249,7 +249,10 @@ def _own_and_routed(questions: Questions, steps: AnswerSteps, pool: TestSet, to:
 def _own_and_voted(questions: Questions, steps: AnswerSteps, pool: TestSet) -> tuple[Tensor, Ballot, Tensor]:
     """Return ``(n, K)`` answers of each query's own client, NaN if not finite; all votes; ``(m,)`` who voted."""
     own = torch.full((len(pool.y), questions.outputs), torch.nan)
-    ballot, heard = Ballot(len(pool.y), questions.outputs, pool.regression), torch.zeros(len(pool.counts), dtype=torch.bool)
+    ballot, heard = (
+        Ballot(len(pool.y), questions.outputs, pool.regression),
+        torch.zeros(len(pool.counts), dtype=torch.bool),
+    )
     for ids, answers in questions.ask_everyone(steps.answer):
         place = positions(ids, len(heard))[pool.origin]
         rows = (place >= 0).nonzero()[:, 0]

@@ -241,7 +241,7 @@ class Run:
             folder: made if it doesn't exist.
             identity: what distinguishes this run from others, in JSON's types.
         """
-        facts = {"serving": self.facts.to_json(), "history": self.history, "table": self.table}
+        facts: dict[str, Any] = {"serving": self.facts.to_json(), "history": self.history, "table": self.table}
         facts |= {"rounds": self.rounds, "seed": self.seed, "identity": identity or {}}
         Path(folder).mkdir(parents=True, exist_ok=True)
         Checkpoint(len(self.history), self.server, self._states(), facts).save(Path(folder))
