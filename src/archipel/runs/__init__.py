@@ -1,0 +1,1 @@
+"""Trained federations: their facts, queries and evaluation."""
