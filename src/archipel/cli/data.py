@@ -6,21 +6,17 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Data sets and federations.")
-out = Console()
+from archipel.cli.console import echo, out, say
+from archipel.cli.options import DataDir
 
-DataDir = Annotated[
-    Path | None,
-    typer.Option("--data-dir", help="A folder that holds the files; default: $ARCHIPEL_DATA.", show_default=False),
-]
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Data sets and federations.")
 
 
 @app.command("list")
 def list_(data_dir: DataDir = None) -> None:
-    """Every data set: what it is, whether its files were found, and under which licence it is."""
+    """List the data sets: content, clients, licence, and whether their files are found."""
     from archipel.data.sources.catalogue import CATALOGUE
 
     table = Table(box=None, padding=(0, 2, 0, 0))
@@ -35,11 +31,11 @@ def list_(data_dir: DataDir = None) -> None:
 @app.command()
 def check(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="A data set; default: all that are found.")
+        str | None, typer.Argument(metavar="[NAME]", help="A data set; default: every one whose files are found.")
     ] = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Load data sets, compare their content with what is known of it, and count."""
+    """Load data sets, compare their content with the published facts, and count the examples."""
     from archipel.data.sources.catalogue import CATALOGUE, load_source
 
     known = {about.name: about for about in CATALOGUE}
@@ -67,17 +63,18 @@ def check(
 def show(
     what: Annotated[
         str,
-        typer.Argument(metavar="PRESET|FILE.yaml|FOLDER", help="A run's data, or a folder written by Federation.save."),
+        typer.Argument(metavar="PRESET|FILE.yaml|FOLDER", help="The data of a run, or a folder of Federation.save."),
     ],
     settings: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings, such as data.alpha_inter=0.5.")
     ] = None,
     figures: Annotated[
-        Path | None, typer.Option("--figures", help="Draw samples, labels and weights there.", show_default=False)
+        Path | None,
+        typer.Option("--figures", help="Draw samples, labels and weights into it.", show_default=False),
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the card as Markdown.")] = False,
 ) -> None:
-    """Print a federation's card: its clients, and how far they are from one another."""
+    """Print the card of a federation: its clients, and how much they differ."""
     from archipel.data.card import card
     from archipel.data.federation import Federation
     from archipel.data.federation_folder import ABOUT
@@ -86,17 +83,17 @@ def show(
 
     if (Path(what) / ABOUT).exists():
         if settings:
-            raise ValueError(f"{what} is a saved federation, which has no settings; {settings[0]!r} was given.")
+            raise ValueError(f"{what} is a saved federation, which has no settings; given {settings[0]!r}.")
         federation = Federation.load(what)
     else:
         federation = federation_from(read_config(what, settings or []))
     shown = card(federation)
     if markdown:
-        typer.echo(shown.markdown())
+        echo(shown.markdown())
     else:
         out.print(shown)
     if figures is not None:
-        from archipel.reports import portraits  # matplotlib costs a second
+        from archipel.reports import portraits  # loads matplotlib, which takes a second
 
         drawn = sorted(path.name for path in portraits.draw(federation, figures))
-        out.print(f"{figures}: {', '.join(drawn)}", markup=False, soft_wrap=True)
+        say(f"{figures}: {', '.join(drawn)}")

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-out, err = Console(), Console(stderr=True)
+from archipel.cli.console import echo, out, quiet, tell
+from archipel.cli.options import AsJson
 
 Folder = Annotated[
-    Path, typer.Argument(metavar="FOLDER", help="A folder with one file a client: .npz (x, and y), .npy or .csv.")
+    Path,
+    typer.Argument(metavar="FOLDER", help="A folder with a file for each client: .npz (x, and y), .npy or .csv."),
 ]
 
 
@@ -23,15 +23,15 @@ def em(
         str,
         typer.Option(help="gaussian, bernoulli, latent-class, poisson, regression or factor."),
     ] = "gaussian",
-    components: Annotated[int, typer.Option("--components", "-K", min=1, help="Components, or factors.")] = 2,
+    components: Annotated[int, typer.Option("--components", "-K", min=1, help="Number of components or factors.")] = 2,
     select: Annotated[
-        str | None, typer.Option(metavar="FROM:TO", help="Choose the number of components by BIC, as 1:10.")
+        str | None, typer.Option(metavar="FROM:TO", help="Choose the number of components by BIC, as in 1:10.")
     ] = None,
-    covariance: Annotated[str, typer.Option(help="full, tied, diag or spherical (gaussian).")] = "full",
-    noise: Annotated[str, typer.Option(help="isotropic or diagonal (factor).")] = "isotropic",
-    personal: Annotated[bool, typer.Option("--personal", help="Mixing weights of each client's own.")] = False,
+    covariance: Annotated[str, typer.Option(help="Covariances of gaussian: full, tied, diag or spherical.")] = "full",
+    noise: Annotated[str, typer.Option(help="Noise of factor: isotropic or diagonal.")] = "isotropic",
+    personal: Annotated[bool, typer.Option("--personal", help="Give each client mixing weights of its own.")] = False,
     target: Annotated[
-        str | None, typer.Option(help="The column of a .csv that is regressed on the others; default: the last one.")
+        str | None, typer.Option(help="The column of a .csv that is regressed on the others; default: the last.")
     ] = None,
     compress: Annotated[
         str | None,
@@ -39,31 +39,37 @@ def em(
             metavar="NAME[:NUMBER]", help="Compress what clients send: dithering:4, qsgd:4, natural, rand-k:20."
         ),
     ] = None,
-    participation: Annotated[float, typer.Option(help="Probability that a client takes part in a round.")] = 1.0,
-    batch: Annotated[int | None, typer.Option(min=1, help="Examples drawn a round; default: all.")] = None,
-    starts: Annotated[int | None, typer.Option(min=1, help="Starts; default: 1, for regressions 5.")] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds at most; default: 100, for factors 1,000.")] = None,
-    tol: Annotated[float | None, typer.Option(help="Likelihood's change that ends a run; default: 1e-3, 1e-5.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of starts and of all that is random.")] = 0,
+    participation: Annotated[float, typer.Option(help="The probability that a client takes part in a round.")] = 1.0,
+    batch: Annotated[int | None, typer.Option(min=1, help="Examples drawn for a round; default: all.")] = None,
+    starts: Annotated[int | None, typer.Option(min=1, help="Number of starts; default: 1, for regressions 5.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Maximum of rounds; default: 100, for factors 1,000.")
+    ] = None,
+    tol: Annotated[
+        float | None,
+        typer.Option(help="Stop when the mean log-likelihood changes by less; default: 1e-3, for factors 1e-5."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="The seed of everything random.")] = 0,
     out_dir: Annotated[
-        Path | None, typer.Option("--out", help="Write model.safetensors and model.json there.", show_default=False)
+        Path | None,
+        typer.Option("--out", help="Write model.safetensors and model.json into it.", show_default=False),
     ] = None,
     write: Annotated[
         str | None,
         typer.Option(
             metavar="WHAT,…",
-            help="For every client, in --out: labels, responsibilities, imputed or factors.",
+            help="Also write for every client: labels, responsibilities, imputed or factors.",
             show_default=False,
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON for programs instead of tables.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Fit a mixture or a factor model to clients' files by federated EM."""
     from archipel.em.client_files import read_files
     from archipel.em.model_selection import build_estimator, component_counts, select_components
     from archipel.em.output import check_wanted, fitted_table, record_of, write_model
 
-    logging.getLogger("archipel").setLevel(logging.WARNING)  # which engine runs is no news here
+    quiet()
     given: dict[str, float | None] = {"n_init": starts, "max_iter": rounds, "tol": tol}
     settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     settings |= {"participation": participation, "batch_size": batch, "random_state": seed}
@@ -73,14 +79,11 @@ def em(
     tables, targets, columns = read_files(folder, regresses=model.regresses, target=target)
     counts = component_counts(select) if select else [components]
 
-    def tell(line: str) -> None:
-        err.print(line, markup=False, highlight=False, soft_wrap=True)
-
     found, tried = select_components(model, counts, tables, targets, tell)
     if out_dir is not None:
         write_model(out_dir, found, tables, targets, columns, tried, wanted)
     if as_json:
-        typer.echo(json.dumps(record_of(found, tables, targets, columns, tried)))
+        echo(json.dumps(record_of(found, tables, targets, columns, tried)))
         return
     out.print(*fitted_table(found, tables, targets, columns, tried))
     if out_dir is not None:

@@ -60,7 +60,7 @@ def export(package: str) -> None:
 
 
 def _read(stub: Path) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The module of each name that a stub exports, and the packages of which it exports everything."""
+    """Return the module of each name that a stub exports, and the packages of which it exports everything."""
     names, starred = {}, []
     for line in ast.parse(stub.read_text(encoding="utf-8")).body:
         if isinstance(line, ast.ImportFrom) and line.module:

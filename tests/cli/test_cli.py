@@ -108,7 +108,7 @@ def test_evaluate_finds_what_training_recorded(kind, request) -> None:
     found = json.loads(call("evaluate", folder, "--json").stdout)
     assert found["metrics"] == found["recorded"] == last_metrics(folder)
     assert [row["client"] for row in found["clients"]] == ["client-0", "client-1", "client-2"]
-    assert "recorded in training" in call("evaluate", folder).stderr
+    assert "that training recorded" in call("evaluate", folder).stderr
 
 
 def test_evaluate_refuses_other_data(spm, tmp_path) -> None:
@@ -175,7 +175,7 @@ def test_divergence_is_told(tmp_path) -> None:
     settings = [*SMALL[:3], "rounds=2", "algorithm.local.lr=1e30"]
     told = call("run", "digits-fedavg", *settings, "--out", tmp_path, code=1).stderr
     assert "learning rate" in told
-    assert "Nothing was recorded in training" in call("evaluate", tmp_path).stderr
+    assert "Training recorded no metrics" in call("evaluate", tmp_path).stderr
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""The command group ``archipel bench``: the tables and figures of the papers."""

@@ -1,0 +1,23 @@
+"""Arguments and options that several commands take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+What = Annotated[
+    str,
+    typer.Argument(metavar="PRESET|FILE.yaml", help="The name of a preset (`archipel list` shows them) or a file."),
+]
+Settings = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings, such as algorithm.local.lr=0.05.")
+]
+Folder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of tables.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Delete the run that is in the folder and start again.")]
+DataDir = Annotated[
+    Path | None,
+    typer.Option("--data-dir", help="The folder that holds the files; default: $ARCHIPEL_DATA.", show_default=False),
+]

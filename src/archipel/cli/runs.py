@@ -1,0 +1,110 @@
+"""The commands about one run: ``run``, ``show``, ``evaluate``, ``route``; and ``list``, what a run can be made of."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from archipel.cli.console import echo, out, say, tell
+from archipel.cli.options import AsJson, Folder, Fresh, Settings, What
+
+
+def run(
+    what: What,
+    settings: Settings = None,
+    out_dir: Annotated[
+        Path | None,
+        typer.Option("--out", help="The folder of the run; default: runs/NAME-seedSEED.", show_default=False),
+    ] = None,
+    fresh: Fresh = False,
+) -> None:
+    """Train a federation, or resume a run that was stopped."""
+    from archipel.algorithm import Routes
+    from archipel.experiments.reading import read_config
+    from archipel.experiments.running import train
+    from archipel.reports.catalogue import draw
+    from archipel.reports.run_tables import clients_table, metrics_table
+
+    config = read_config(what, settings or [])
+    folder = out_dir or Path("runs") / f"{config.name}-seed{config.seed}"
+    outcome = train(config, folder, fresh=fresh)
+    if outcome.found == "all":
+        tell(f"{folder} is complete: this is its result. --fresh trains it again.")
+    draw(config, outcome.run, folder)
+    out.print(metrics_table(outcome.run.metrics), clients_table(outcome.run.table))
+    say(f"Figures:           {folder / 'figures'}", f"Evaluate it again: archipel evaluate {folder}")
+    if isinstance(outcome.run.algorithm, Routes):
+        say(f"Route queries:     archipel route {folder} FILE")
+
+
+def list_() -> None:
+    """List algorithms, data, encoders and presets."""
+    from archipel.reports.catalogue import catalogue
+
+    out.print(catalogue())
+
+
+def show(what: What, settings: Settings = None) -> None:
+    """Print the configuration of a run with every default, as a file to start from."""
+    from archipel.experiments.reading import read_config, to_yaml
+
+    echo(to_yaml(read_config(what, settings or [])), nl=False)
+
+
+def evaluate(folder: Folder, as_json: AsJson = False) -> None:
+    """Evaluate the last model of a run again, on the run's data."""
+    from archipel.experiments.running import reevaluate
+    from archipel.reports.run_tables import clients_table, metrics_table
+
+    found, evaluation = reevaluate(folder)
+    recorded = found.metrics
+    if as_json:
+        record = {"run": str(folder), "round": len(found.history), "metrics": evaluation.metrics}
+        echo(json.dumps(record | {"recorded": recorded, "clients": evaluation.clients}))
+        return
+    out.print(metrics_table(evaluation.metrics), clients_table(evaluation.clients))
+    different = [name for name, value in evaluation.metrics.items() if recorded.get(name, value) != value]
+    if evaluation.metrics and not recorded:
+        tell("Training recorded no metrics: it ended before its first evaluation.")
+    elif different:
+        tell(f"Training recorded other values of {', '.join(different)}: another machine or version?")
+    else:
+        tell("These are the values that training recorded.")
+
+
+def route(
+    folder: Folder,
+    inputs: Annotated[
+        list[Path], typer.Argument(metavar="INPUT...", help="Images, .npy or .npz files (array x), or folders of them.")
+    ],
+    top: Annotated[int, typer.Option(min=1, help="The number of clients to name for each query.")] = 3,
+    as_json: AsJson = False,
+    client: Annotated[
+        str | None,
+        typer.Option(help="The client whose personal model answers; default: the one that a query is routed to."),
+    ] = None,
+) -> None:
+    """Find the client that each query most likely comes from, and answer the query."""
+    from archipel.algorithm import Routes
+    from archipel.experiments.loading import load
+    from archipel.experiments.queries import read_queries
+    from archipel.reports.run_tables import answers_as_json, answers_table
+
+    federation = load(folder)
+    routes = isinstance(federation.algorithm, Routes)
+    if not routes and client is None:
+        raise ValueError(
+            f"{type(federation.algorithm).__name__} doesn't route queries. Train a method that does (fedspm), or ask "
+            f"one client with --client NAME; there are {', '.join(federation.facts.names[:20])}."
+        )
+    queries = read_queries(inputs, federation.facts.inputs)
+    routing = federation.route(queries.x) if routes else None
+    records = answers_as_json(queries.names, routing, federation.predict(queries.x, client=client), top)
+    if as_json:
+        for record in records:
+            echo(json.dumps(record))
+    else:
+        out.print(answers_table(records))
