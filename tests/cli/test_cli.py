@@ -204,9 +204,9 @@ def test_bad_input_is_told_in_one_message(words, hint, tmp_path, monkeypatch) ->
     ("name", "hint"),
     [
         ("nowhere.png", "There is no file"),
-        ("notes.txt", "of no kind that can be read"),
-        ("broken.png", "isn't an image"),
-        ("broken.npy", "can't be read: it holds no plain array of numbers."),
+        ("notes.txt", "of no type that can be read"),
+        ("broken.png", "can't be read: it isn't an image"),
+        ("broken.npy", "can't be read: it isn't one of NumPy's arrays."),
         ("table.npy", "doesn't fit the run"),
         ("nothing", "holds no queries"),
     ],

@@ -146,8 +146,8 @@ def test_regressions_have_a_target(tmp_path):
 def test_what_is_wrong_is_said(blobs, tmp_path):
     folder, _ = blobs
     refused = {
-        (tmp_path / "nowhere",): "There is no folder",
-        (tmp_path,): "holds no .npz, .npy or .csv files",
+        (tmp_path / "nowhere",): "there is no folder",
+        (tmp_path,): "holds no .npz, .npy, .csv, .tsv or .parquet files",
         (folder, "--family", "normal"): "There is no family 'normal'; there are gaussian, bernoulli",
         (folder, "--family", "poisson"): "Lyon: PoissonMixture takes a whole number",
         (folder, "--select", "3:1"): "--select is FROM:TO",
@@ -170,7 +170,7 @@ def test_what_is_wrong_is_said(blobs, tmp_path):
     (bad / "A.csv").write_text("1,2\n3,\n")
     assert "A contains NaN" in call(bad, code=2).output
     np.save(bad / "B.npy", np.zeros((2, 3)))
-    assert "B.npy has the columns x0, x1, x2, but" in call(bad, code=2).output
+    assert "B.npy has x2 besides" in call(bad, code=2).output
     np.save(bad / "B.npy", np.array(["a"]))
     assert "needed are numbers, (n, d)" in call(bad, code=2).output
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from archipel.data.files.pickles import read_pickle
 from archipel.data.sources.cifar import CIFAR10_FILES, CIFAR100_FILES, cifar10, cifar100
-from archipel.data.sources.pickles import read_pickle
 
 NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 
@@ -75,7 +75,7 @@ def test_the_archive_is_read_without_unpacking_it(tmp_path):
     assert packed.checksum == unpacked.checksum
     assert [file.name for file in tmp_path.iterdir() if file.is_dir()] == ["files"]
     (tmp_path / "cifar-10-python.tar.gz").write_bytes((tmp_path / "cifar-10-python.tar.gz").read_bytes()[:5000])
-    with pytest.raises(ValueError, match=r"can't be read from .*cifar-10-python.tar.gz"):
+    with pytest.raises(ValueError, match=r"cifar-10-python.tar.gz can't be read"):
         cifar10(tmp_path, verify=False)
 
 

@@ -164,7 +164,7 @@ def good(n=6):
             "client 'client-1': x holds NaN or infinite values in 6 of 6",
         ),
         ([(np.zeros((3, 2)), [0.5, np.inf, 1.0])], {}, "client 'client-0': y holds NaN or infinite values in 1 of 3"),
-        ([(np.zeros((3, 2)), [0, 1, None])], {}, "client 'client-0': y holds NaN"),
+        ([(np.zeros((3, 2)), [0, 1, None])], {}, "client 'client-0': y has no label in 1 of 3 rows"),
         ([good(), (np.zeros((1, 2)), [0])], {"test": 0.3}, "client 'client-1' holds 1 example, too few to be split"),
         ([(np.zeros((3, 2)), [1, 1, 1])] * 2, {}, "needs two classes or more"),
         ([good()], {"test": -0.1}, "test is -0.1"),

@@ -129,7 +129,8 @@ def test_other_sizes_are_resized_and_users_arrays_left_alone():
 
 def test_grey_federations_take_grey_images_and_float_ones_floats():
     assert GREY.prepare(PLANE).shape == (1, 1, 4, 4)
-    assert GREY.prepare(np.stack([PLANE] * 3)).shape == (3, 1, 4, 4)
+    assert GREY.prepare(np.stack([PLANE] * 2)).shape == (2, 1, 4, 4)
+    assert GREY.prepare(np.stack([PLANE] * 3)[:, None]).shape == (3, 1, 4, 4)
     floats = np.random.default_rng(0).normal(size=(2, 3, 4, 4))
     assert torch.equal(FLOATS.prepare(floats), torch.tensor(floats, dtype=torch.float32))
     with pytest.raises(ValueError, match="floats on the same scale"):
@@ -154,7 +155,8 @@ def test_tables_and_series_take_one_or_many():
         (TABLE, [[1.0, 2.0, 1e300]], "too large for float32"),
         (SERIES, np.zeros((2, 5)), r"\(5, 2\) or a batch \(n, 5, 2\)"),
         (COLOUR, np.zeros((2, 4, 4, 4), np.uint8), "3 channels or grey"),
-        (GREY, np.zeros((2, 3, 4, 4), np.uint8), "1 channel,"),
+        (GREY, np.stack([IMAGE] * 2), r"in colour, but the federation's images are grey \(1 channel\)"),
+        (GREY, IMAGE, "three grey images, or one in colour"),
         (COLOUR, np.zeros((0, 4), np.uint8), "without pixels"),
         (COLOUR, np.full((4, 4), 256), "from 256 to 256"),
         (COLOUR, np.full((4, 4), -0.1), "floats from 0 to 1"),

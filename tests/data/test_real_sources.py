@@ -131,7 +131,7 @@ def test_damaged_npz_files_are_named(data_dir, tmp_path, load, file):
         whole[: len(whole) // 2] + bytes(2000) + whole[-9000:],
     ):
         (tmp_path / file).write_bytes(content)
-        with pytest.raises(ValueError, match=f"{file} can't be used"):
+        with pytest.raises(ValueError, match=f"{file} can't be read"):
             load(tmp_path)
     np.savez(tmp_path / file, x=np.zeros((2, 28, 28), np.uint8))
     with pytest.raises(ValueError, match="it has no array y and no"):

@@ -1,8 +1,8 @@
 """What users hand over, read into arrays that are sound: numbers only, finite, axes in the order models expect."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -10,7 +10,7 @@ from torch import Tensor
 
 Kind = Literal["image", "table", "series"]
 Array: TypeAlias = NDArray[np.generic]
-Values: TypeAlias = ArrayLike | Tensor
+Values: TypeAlias = ArrayLike | Tensor | Mapping[str, ArrayLike]
 
 COLOUR_CHANNELS = (1, 3)
 CHUNK = 1 << 24  # bytes that are read at a time from what may lie in a file
@@ -22,26 +22,55 @@ AXES = {
 
 
 def as_array(values: Values, what: str) -> Array:
-    """Read a tensor, an array, an image or a list as a NumPy array.
+    """Read a tensor, an array, a data frame, a dict of columns, an image or a list as a NumPy array.
+
+    Masked entries become NaN. Arrays that torch can't take (negative strides, another byte order) are copied.
 
     Args:
         values: what was given.
         what: its name in error messages, such as "client 'A': x".
 
     Raises:
-        ValueError: rows of different lengths.
+        ValueError: rows of different lengths, a sparse matrix, or masked entries that aren't numbers.
 
     >>> as_array([[1, 2], [3, 4]], "x").shape
     (2, 2)
+    >>> as_array(np.ma.masked_equal([1, -9], -9), "x")
+    array([ 1., nan])
     """
     if isinstance(values, Tensor):
         tensor = values.detach().cpu()
         # NumPy has no bfloat16, and float16 sums overflow early.
         return cast(Array, (tensor.float() if tensor.is_floating_point() and tensor.itemsize < 4 else tensor).numpy())
+    if hasattr(values, "toarray"):
+        raise ValueError(f"{what} is a sparse matrix; dense arrays are needed: give x.toarray().")
+    given: Any = values
     try:
-        return np.asarray(values)
+        if isinstance(given, Mapping):
+            given = np.stack([np.asarray(as_array(column, what)) for column in given.values()], axis=-1)
+        elif isinstance(given, list | tuple) and any(isinstance(row, np.ma.MaskedArray) for row in given):
+            given = np.ma.array(given)
+        array = given if isinstance(given, np.ma.MaskedArray) else np.asarray(given)
     except ValueError as error:
+        if str(error).startswith(what):
+            raise
         raise ValueError(f"{what} isn't an array: its rows have different lengths. Give all the same shape.") from error
+    if isinstance(array, np.ma.MaskedArray):
+        array = _unmasked(array, what)
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:  # long double, which torch hasn't
+        array = array.astype(np.float64)
+    if not array.dtype.isnative or any(stride < 0 for stride in array.strides):
+        array = np.array(array, array.dtype.newbyteorder("="), order="C")
+    return cast(Array, array)
+
+
+def _unmasked(array: Any, what: str) -> Array:
+    """NaN where values are masked: what lies behind the mask is nobody's."""
+    if not np.ma.is_masked(array):
+        return cast(Array, array.data)
+    if array.dtype.kind not in "buif":
+        raise ValueError(f"{what} is masked in {int(array.mask.sum())} entries. Drop or fill them.")
+    return cast(Array, array.astype(np.float64).filled(np.nan))
 
 
 def as_numbers(values: Values, what: str) -> Array:
@@ -54,14 +83,22 @@ def as_numbers(values: Values, what: str) -> Array:
     Traceback (most recent call last):
     ValueError: client 'A': x holds NaN or infinite values in 1 of 2 rows (the first: row 1). Drop or fill them.
     """
+    if np.ma.is_masked(values):
+        what = f"{what} is masked in places, and a masked value is NaN: it"
     array = as_array(values, what)
     if array.dtype.kind == "O":
         with suppress(TypeError, ValueError):  # numbers in a list with None, or of a data frame
-            array = array.astype(np.float64)
+            array = np.array([np.nan if _is_gap(value) else value for value in array.flat]).reshape(array.shape)
+            array = array.astype(np.float64) if array.dtype.kind == "O" else array
     if array.dtype.kind not in "buif":
         raise ValueError(f"{what} holds {array.dtype} values; numbers are needed. Encode text and categories first.")
     refuse_not_finite(array, what)
     return array
+
+
+def _is_gap(value: object) -> bool:
+    """None, or the missing value of pandas' nullable columns."""
+    return value is None or type(value).__name__ == "NAType"
 
 
 def refuse_not_finite(array: Array, what: str) -> None:
@@ -100,10 +137,10 @@ def guess_kind(array: Array, what: str) -> Kind:
 
 
 def batch_of(array: Array, kind: Kind, what: str) -> Array:
-    """Bring a batch to the axes of its kind, images channels first, and to uint8 or float32.
+    """Bring a batch to the axes of its kind, images channels first; whole numbers in images become uint8.
 
     Images may have their channels first or last: the axis of size 1 or 3, else the smaller one; the first, if in doubt.
-    Whole numbers are uint8 in images, and must fit; in tables and series they become float32.
+    Whole numbers in images must fit uint8. In tables and series they are measurements like floats.
 
     >>> batch_of(np.zeros((5, 28, 28), np.uint8), "image", "x").shape
     (5, 1, 28, 28)
@@ -112,14 +149,14 @@ def batch_of(array: Array, kind: Kind, what: str) -> Array:
     if array.ndim not in axes or 0 in array.shape[1:]:
         raise ValueError(f"{what} has shape {array.shape}; {kind} data are {AXES[kind]}.")
     if kind != "image":
-        return array.astype(np.float32)
+        return array
     if array.ndim == 3:
         array = array[:, None]
     else:
         first, last = array.shape[1], array.shape[3]
         if first not in COLOUR_CHANNELS and (last in COLOUR_CHANNELS or last < first):
             array = array.transpose(0, 3, 1, 2)
-    return array.astype(np.float32) if array.dtype.kind == "f" else as_bytes(array, what)
+    return array if array.dtype.kind == "f" else as_bytes(array, what)
 
 
 def as_bytes(array: Array, what: str) -> NDArray[np.uint8]:

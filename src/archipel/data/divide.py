@@ -10,7 +10,6 @@ import torch
 from archipel.data.client import Client
 from archipel.data.dual_heterogeneity import draw_components, draw_weights
 from archipel.data.federation import Federation
-from archipel.data.inputs import Inputs
 from archipel.data.partitions.splits import Indices, check_concentration, check_fractions, train_test_split
 from archipel.data.sources.source import Source
 
@@ -61,7 +60,7 @@ def divide(
     if missing := sorted(set(range(len(source.classes))) - set(held.unique().tolist())):
         which = ", ".join(source.classes[k] for k in missing[:10])
         warnings.warn(f"{len(missing)} classes are at no client: {which}.", UserWarning, stacklevel=2)
-    inputs = Inputs.fit([client.train["x"] for client in clients], source.kind)
+    inputs = source.fit_inputs(clients)
     return Federation(name or source.name, tuple(clients), inputs, source.classes or None)
 
 

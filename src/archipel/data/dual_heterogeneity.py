@@ -11,7 +11,6 @@ from torch import Tensor
 
 from archipel.data.client import Client, Columns
 from archipel.data.federation import Federation
-from archipel.data.inputs import Inputs
 from archipel.data.partitions.splits import check_fractions, dirichlet_by_class, train_test_split
 from archipel.data.shifts.transforms import client_casts, client_transform, component_transform, grey_to_rgb, resize
 from archipel.data.sources.source import Source
@@ -104,7 +103,7 @@ def dual_heterogeneity(
     return Federation(
         name=f"{source.name}, dual heterogeneity",
         clients=tuple(made),
-        inputs=Inputs.fit([client.train["x"] for client in made], "image"),
+        inputs=source.fit_inputs(made),
         classes=source.classes,
         truth={
             "transforms": tuple(client_casts(i) for i in range(clients)),

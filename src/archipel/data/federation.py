@@ -72,14 +72,17 @@ class Federation:
         classes: Sequence[str] | None = None,
         kind: Kind | Literal["auto"] = "auto",
         name: str = "arrays",
+        features: Sequence[Sequence[str]] | None = None,
     ) -> Self:
         """Make a federation of your arrays, one pair (X, y) a client.
 
         Each client's examples are divided at random, and every example is in exactly one split.
 
         Args:
-            arrays: per client X: images (n, H, W), (n, H, W, 3) or (n, 3, H, W), uint8 or float; tables (n, d); series
-                (n, t, d); and y: (n,) whole numbers or text for classes, (n,) or (n, d) floats for a regression.
+            arrays: per client X: images (n, H, W), (n, H, W, 3) or (n, 3, H, W), uint8 or float; tables (n, d), also
+                as data frames or dicts of columns, whose names must be the same for all clients; series (n, t, d); and
+                y: (n,) whole numbers or text for classes, (n,) or (n, d) floats for a regression. Whole numbers in
+                tables and series are measurements: numbers of tokens or categories are to be encoded first.
             test: fraction of each client's examples that are kept for testing.
             validation: fraction kept for validation, cut from the rest.
             seed: what determines the splits.
@@ -87,6 +90,7 @@ class Federation:
             classes: the classes' names, in the order of their codes; found in the data if not given.
             kind: "image", "table" or "series", where it doesn't follow from the shapes.
             name: the federation's name.
+            features: per client the names of the columns of a table; those of data frames and dicts, if not given.
 
         Raises:
             ValueError: data that don't fit together, are empty or not finite; the message names the client.
@@ -105,7 +109,7 @@ class Federation:
         for pair, who in zip(arrays, names, strict=True):
             if not isinstance(pair, tuple | list) or len(pair) != 2:
                 raise ValueError(f"client {who!r}: give a pair (X, y); given is a {type(pair).__name__}{_long(pair)}.")
-        xs = read_features([pair[0] for pair in arrays], names, kind)
+        xs, features = read_features([pair[0] for pair in arrays], names, kind, features)
         ys, known = read_labels([pair[1] for pair in arrays], names, classes)
         for x, y, who in zip(xs, ys, names, strict=True):
             if len(x) != len(y):
@@ -121,7 +125,7 @@ class Federation:
             if known is not None and len(present := torch.unique(y)) == 1:
                 warnings.warn(f"client {who!r} has one class only, {known[present]!r}.", UserWarning, stacklevel=2)
         found: Kind = "table" if xs[0].ndim == 2 else "image" if xs[0].ndim == 4 else "series"
-        inputs = Inputs.fit([client.train["x"] for client in clients], found)
+        inputs = Inputs.fit([client.train["x"] for client in clients], found, features=features)
         return cls(name, tuple(clients), inputs, known)
 
     def __len__(self) -> int:
@@ -177,7 +181,7 @@ class Federation:
             if not 0 < len(away) < len(names):
                 raise ValueError(f"clients names {len(away)} of {len(names)} clients; leave some on both sides.")
         stay = self._only([i for i in range(len(names)) if i not in away])
-        inputs = Inputs.fit([client.train["x"] for client in stay.clients], self.inputs.kind)
+        inputs = self.inputs.refitted([client.train["x"] for client in stay.clients])
         return replace(stay, inputs=inputs), replace(self._only(sorted(away)), inputs=inputs)
 
     def _only(self, kept: list[int]) -> Self:

@@ -7,8 +7,9 @@ client's file may be handed to the client. Tensors are memory-mapped: loading re
 
 import json
 import math
+import secrets
 import shutil
-import tempfile
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -63,9 +64,11 @@ def write_federation(
         "clients": [{"name": client.name, "splits": list(client.splits)} for client in clients],
     }
     folder.parent.mkdir(parents=True, exist_ok=True)
-    new = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    new = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}")
+    new.mkdir()  # as open to others as the system's mask says,
     try:
-        new.chmod(0o755)
+        if folder.exists():
+            new.chmod(stat.S_IMODE(folder.stat().st_mode))  # or as the folder was
         (new / "clients").mkdir()
         for i, client in enumerate(clients):
             _write(_flat(client.splits), new / _client_file(i))

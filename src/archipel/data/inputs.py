@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from archipel.data.arrays import Array, Kind, Values, as_bytes, as_numbers, in_chunks
-from archipel.data.shifts.transforms import resize
+from archipel.data.features import check_same_features, column_names
+from archipel.data.shifts.transforms import Resizing, resize
 
 # Relative to the mean square; float32 resolves 6e-8 of a value, so what varies less doesn't vary.
 CONSTANT = 1e-14
@@ -32,6 +33,10 @@ class Inputs:
         scale: raw values are divided by it. 255 means that images are stored as uint8; float data have 1.
         mean: per channel, after scaling.
         std: per channel, after scaling; 1 where a channel is constant.
+        features: the names of a table's columns, in order; () where they have none. Queries with names must have these.
+        resizing: how images of other sizes are brought to `shape`: "stretch", or "crop", which keeps proportions and
+            cuts at the centre.
+        double: whether values are stored as float64, where float32 would lose what tells them apart.
 
     >>> inputs = Inputs("table", shape=(2,), scale=1.0, mean=(1.0, 2.0), std=(1.0, 2.0))
     >>> inputs.normalise(torch.tensor([[1.0, 4.0]]))
@@ -43,10 +48,13 @@ class Inputs:
     scale: float
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    features: tuple[str, ...] = ()
+    resizing: Resizing = "stretch"
+    double: bool = False
 
     def __post_init__(self) -> None:
         # Read back from JSON or YAML, tuples are lists.
-        for field, number in (("shape", int), ("mean", float), ("std", float)):
+        for field, number in (("shape", int), ("mean", float), ("std", float), ("features", str)):
             object.__setattr__(self, field, tuple(number(value) for value in getattr(self, field)))
         axes = {"image": 3, "table": 1, "series": 2}
         if self.kind not in axes:
@@ -61,9 +69,20 @@ class Inputs:
                 f"mean has {len(self.mean)} and std {len(self.std)} values; "
                 f"{channels} channels need {channels} of each, and every std is above 0."
             )
+        if self.features and len(self.features) != channels:
+            raise ValueError(f"features has {len(self.features)} names for {channels} columns; give one each.")
+        if self.resizing not in ("stretch", "crop"):
+            raise ValueError(f"resizing is {self.resizing!r}; it is stretch or crop.")
 
     @classmethod
-    def fit(cls, columns: Sequence[Tensor], kind: Kind) -> Self:
+    def fit(
+        cls,
+        columns: Sequence[Tensor],
+        kind: Kind,
+        *,
+        features: tuple[str, ...] = (),
+        resizing: Resizing = "stretch",
+    ) -> Self:
         """Learn mean and standard deviation from the training examples of all clients.
 
         Each client contributes what it could send in a federation: its number of values, and per channel their sum and
@@ -72,6 +91,8 @@ class Inputs:
         Args:
             columns: per client (n_i, *shape), uint8 or float.
             kind: "image", "table" or "series".
+            features: the names of a table's columns.
+            resizing: how images of other sizes are brought to the shape.
 
         Returns:
             Inputs with scale 255 for uint8, else 1.
@@ -97,12 +118,21 @@ class Inputs:
             scale=scale,
             mean=tuple((mean / scale).tolist()),
             std=tuple((std / scale).tolist()),
+            features=features,
+            resizing=resizing,
+            double=columns[0].dtype == torch.float64,
         )
+
+    def refitted(self, columns: Sequence[Tensor]) -> Self:
+        """Learn mean and standard deviation anew, from other training examples of the same form."""
+        return self.fit(columns, self.kind, features=self.features, resizing=self.resizing)
 
     @property
     def dtype(self) -> torch.dtype:
-        """How examples are stored: uint8 for images with scale 255, else float32."""
-        return torch.uint8 if self.kind == "image" and self.scale == 255 else torch.float32
+        """How examples are stored: uint8 for images with scale 255, else float32, or float64 where `double` says so."""
+        if self.kind == "image" and self.scale == 255:
+            return torch.uint8
+        return torch.float64 if self.double else torch.float32
 
     def normalise(self, x: Tensor) -> Tensor:
         """Turn raw values into what a model is fed: (x / scale − mean) / std.
@@ -142,33 +172,38 @@ class Inputs:
         both = [(mean.astype(dtype), (1 / std).astype(dtype)) for dtype in (np.float32, np.float64)]
         return both if mean.size > 1 else [(m.item(), g.item()) for m, g in both]
 
-    def prepare(self, x: Values) -> Tensor:
+    def prepare(self, x: Values, features: Sequence[str] | None = None) -> Tensor:
         """Bring a user's raw examples, one or many, to the form in which the federation's are stored.
 
-        Images may be uint8 or whole numbers from 0 to 255, or floats from 0 to 1 where the federation has uint8; grey
-        ones get three equal channels where it has colour; other sizes are resized bilinearly. An array of three axes
-        is one image where its first or last axis fits the channels, else a batch of grey images: so three grey images
-        are (3, 1, H, W).
+        Images may be uint8 or whole numbers from 0 to 255, or floats from 0 to 1 where the federation has uint8. Grey
+        ones get three equal channels where it has colour; colour ones become grey where it has grey and their channels
+        are equal. Other sizes are resized as `resizing` says. An array of three axes is one image where its first or
+        last axis has 1 or 3 entries or those of the federation's channels, else a batch of grey images: so three grey
+        images are (3, 1, H, W).
 
         Args:
-            x: images (H, W), (H, W, 3), (3, H, W), (1, H, W) or batches of them; tables (d,) or (n, d);
-                series (t, d) or (n, t, d).
+            x: images (H, W), (H, W, 3), (3, H, W), (1, H, W) or batches of them; tables (d,) or (n, d), also as data
+                frames or dicts of columns; series (t, d) or (n, t, d).
+            features: the names of x's columns; those that x has as a data frame, if not given.
 
         Returns:
             (n, *shape) in `dtype`.
 
         Raises:
-            ValueError: a shape that doesn't fit, NaN or infinity, values out of range.
+            ValueError: a shape that doesn't fit, columns of other names, NaN or infinity, values out of range.
 
         >>> import numpy as np
         >>> Inputs("image", (3, 2, 2), 255.0, (0.5,) * 3, (0.2,) * 3).prepare(np.zeros((4, 4), np.uint8)).shape
         torch.Size([1, 3, 2, 2])
         """
+        given = column_names(x) if features is None else tuple(features)
+        if self.features and given:
+            check_same_features(given, self.features, "x", "the federation")
         array = as_numbers(x, "x")
         if self.kind != "image":
             if array.shape != self.shape and array.shape[1:] != self.shape:
                 raise ValueError(f"x has shape {array.shape}; expected is {self._expected(self.shape)}.")
-            return torch.tensor(array, dtype=torch.float32).view(-1, *self.shape)
+            return torch.tensor(array, dtype=self.dtype).view(-1, *self.shape)
         array = self._image_batch(array)
         if self.dtype == torch.uint8:
             array = as_bytes(array, "x")
@@ -178,33 +213,47 @@ class Inputs:
                 "(if they were from 0 to 1, x / 255)."
             )
         images = torch.tensor(array, dtype=self.dtype)
-        return resize(images, *self.shape[1:]).expand(-1, self.shape[0], -1, -1).contiguous()
+        height, width = self.shape[1:]
+        return resize(images, height, width, self.resizing).expand(-1, self.shape[0], -1, -1).contiguous()
 
     def _image_batch(self, array: Array) -> Array:
         """To (n, channels, H, W), where channels is the federation's or one."""
         channels = self.shape[0]
-        known = (channels, 1) if channels == 3 else (channels,)
+        grey_too = (1, 3) if channels in (1, 3) else ()
+        known = {channels, *grey_too}
         if 0 in array.shape[-2:]:
             raise ValueError(f"x has shape {array.shape}: an image without pixels.")
-        if array.shape == self.shape:
-            return array[None]
-        if array.ndim == 2 and 1 in known:
-            return array[None, None]
-        if array.ndim == 3 and array.shape[0] in known:
-            return array[None]
-        if array.ndim == 3 and array.shape[2] in known:
-            return array.transpose(2, 0, 1)[None]
-        if array.ndim == 3 and 1 in known:
-            return array[:, None]
-        if array.ndim == 4 and array.shape[1] in known:
-            return array
-        if array.ndim == 4 and array.shape[3] in known:
-            return array.transpose(0, 3, 1, 2)
-        grey = " or grey" if channels == 3 else ""
-        raise ValueError(
-            f"x has shape {array.shape}; expected are images of {channels} channel{'s' * (channels > 1)}{grey}, "
-            f"{self._expected(self.shape)}; other heights and widths are resized."
-        )
+        if channels == 1 and array.ndim == 3 and array.shape[0] == 3:
+            raise ValueError(
+                f"x has shape {array.shape}: three grey images, or one in colour? The federation has grey ones; give "
+                f"{(3, 1, *array.shape[1:])} for three, or one channel for one."
+            )
+        if array.ndim == 2 and grey_too:
+            batch = array[None, None]
+        elif array.ndim == 3 and array.shape[0] in known:
+            batch = array[None]
+        elif array.ndim == 3 and array.shape[2] in known:
+            batch = array.transpose(2, 0, 1)[None]
+        elif array.ndim == 3 and grey_too:
+            batch = array[:, None]
+        elif array.ndim == 4 and array.shape[1] in known:
+            batch = array
+        elif array.ndim == 4 and array.shape[3] in known:
+            batch = array.transpose(0, 3, 1, 2)
+        else:
+            grey = " or grey" if channels == 3 else ""
+            raise ValueError(
+                f"x has shape {array.shape}; expected are images of {channels} channel{'s' * (channels > 1)}{grey}, "
+                f"{self._expected(self.shape)}; other heights and widths are resized."
+            )
+        if channels == 1 and batch.shape[1] == 3:
+            if not (batch == batch[:, :1]).all():
+                raise ValueError(
+                    f"x has shape {array.shape} and is in colour, but the federation's images are grey (1 channel). "
+                    "Convert it as the training images were converted."
+                )
+            return batch[:, :1]
+        return batch
 
     @staticmethod
     def _expected(shape: tuple[int, ...]) -> str:

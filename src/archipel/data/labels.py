@@ -1,13 +1,16 @@
 """What clients predict: class labels of any kind turned into codes 0 … K−1, or regression targets."""
 
 import difflib
+import unicodedata
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from archipel.data.arrays import Array, Values, as_array, as_numbers
+from archipel.data.features import as_stored
 
 
 def read_labels(
@@ -49,13 +52,14 @@ def read_labels(
                 f"client {name!r}: y has shape {array.shape}; class labels have shape (n,), one an example."
             )
     if classes is None:
-        values = np.unique(np.concatenate(arrays))
-        codes: list[Array] = [np.searchsorted(values, array) for array in arrays]
-        known = tuple(str(value) for value in values)
+        found, codes = _codes(arrays)
+        known = tuple(map(str, found))
+        _refuse_twins(known)
     else:
         known = tuple(str(label) for label in classes)
         if len(set(known)) != len(known):
             raise ValueError(f"classes names a class twice: {', '.join(known)}.")
+        _refuse_twins(known)
         codes = [_look_up(array, known, name) for array, name in zip(arrays, names, strict=True)]
     if len({int(code) for found in codes for code in np.unique(found)}) < 2:
         raise ValueError("all labels of all clients are the same; a classification needs two classes or more.")
@@ -63,16 +67,56 @@ def read_labels(
 
 
 def _plain(y: Values, what: str) -> Array:
+    """Text as str, also where it came as bytes; numbers as they are, of any size."""
     array = as_array(y, what)
-    if array.dtype.kind == "O" and array.size and all(isinstance(value, str) for value in array.flat):
-        return array.astype(np.str_)
-    return array if array.dtype.kind in "US" else as_numbers(array, what)
+    if array.dtype.kind == "S" or (array.dtype.kind == "O" and _all(array, str | bytes)):
+        try:
+            array = np.array([v.decode() if isinstance(v, bytes) else v for v in array.flat]).reshape(array.shape)
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{what} holds bytes that aren't UTF-8 text ({error}). Decode them first.") from error
+    if gaps := sum(v is None or v != v for v in array.flat) if array.dtype.kind == "O" else 0:  # NaN is unlike itself
+        raise ValueError(f"{what} has no label in {gaps} of {len(array)} rows. Leave those examples out.")
+    if array.dtype.kind == "O" and _all(array, int | np.integer):
+        return array  # beyond the range of int64
+    return array if array.dtype.kind == "U" else as_numbers(array, what)
+
+
+def _all(array: Array, kind: Any) -> bool:
+    return bool(array.size) and all(isinstance(value, kind) for value in array.flat)
+
+
+def _codes(arrays: Sequence[Array]) -> tuple[list[Any], list[Array]]:
+    """All values that occur, sorted, and each array's places among them.
+
+    Whole numbers are compared as Python's: NumPy compares int64 with uint64 as floats, which merge 2⁵³ and 2⁵³ + 1.
+    """
+    whole = arrays[0].dtype.kind != "U" and not all(array.dtype.kind == "b" for array in arrays)
+    parts = [np.unique(array, return_inverse=True) for array in arrays]
+    own = [[int(v) for v in values] if whole else values.tolist() for values, _ in parts]
+    found = sorted({value for values in own for value in values})
+    place = {value: i for i, value in enumerate(found)}
+    return found, [
+        np.array([place[v] for v in values], np.int64)[codes] for values, (_, codes) in zip(own, parts, strict=True)
+    ]
+
+
+def _refuse_twins(classes: Sequence[str]) -> None:
+    """Refuse classes that people read as one: apart by blanks or by the Unicode form of their letters alone."""
+    seen: dict[str, str] = {}
+    for name in classes:
+        plain = " ".join(unicodedata.normalize("NFC", name).split())
+        if plain in seen:
+            raise ValueError(
+                f"the classes {seen[plain]!a} and {name!a} differ by blanks or by the Unicode form of their "
+                "letters alone. Write them alike, as by unicodedata.normalize('NFC', label).strip()."
+            )
+        seen[plain] = name
 
 
 def _kind(array: Array, what: str) -> str:
     if array.ndim == 0:
         raise ValueError(f"{what} is a single value; give one label an example, shape (n,).")
-    return {"f": "floats", "U": "text", "S": "text"}.get(array.dtype.kind, "whole numbers")
+    return {"f": "floats", "U": "text"}.get(array.dtype.kind, "whole numbers")
 
 
 def _targets(array: Array, first: Array, name: str) -> Tensor:
@@ -81,23 +125,28 @@ def _targets(array: Array, first: Array, name: str) -> Tensor:
             f"client {name!r}: y has shape {array.shape}; targets are (n,) or (n, d), "
             f"and the first client has {first.shape}."
         )
+    if as_stored([array.reshape(len(array), -1)])[0].dtype != np.float32:
+        raise ValueError(
+            f"client {name!r}: y holds {array.flat[0]:.17g} and others that float32 can't tell apart. Subtract an "
+            "offset from all targets, or scale them."
+        )
     return torch.tensor(array, dtype=torch.float32)
 
 
 def _look_up(array: Array, classes: tuple[str, ...], name: str) -> Array:
-    if array.dtype.kind in "US":
-        wanted, codes = np.unique(array.astype(np.str_), return_inverse=True)
+    if array.dtype.kind == "U":
+        wanted, codes = np.unique(array, return_inverse=True)
         for label in wanted:
             if label not in classes:
                 near = difflib.get_close_matches(str(label), classes, n=1)
                 hint = f" Did you mean {near[0]!r}?" if near else f" There are: {', '.join(classes)}."
                 raise ValueError(f"client {name!r}: y holds the unknown class {str(label)!r}.{hint}")
         return np.array([classes.index(label) for label in wanted])[codes]
-    whole = array.astype(np.int64)
-    wrong = array[(whole != array) | (whole < 0) | (whole >= len(classes))]
+    with np.errstate(invalid="ignore"):
+        wrong = array[~np.isin(array, np.arange(len(classes)))]
     if len(wrong):
         raise ValueError(
             f"client {name!r}: y holds {wrong[0]}, which isn't the code of a class; "
             f"{len(classes)} classes have the codes 0 to {len(classes) - 1}."
         )
-    return whole
+    return array.astype(np.int64)

@@ -14,7 +14,6 @@ from torch import Tensor
 from archipel.data.arrays import CHUNK
 from archipel.data.client import Client, Columns
 from archipel.data.federation import Federation
-from archipel.data.inputs import Inputs
 from archipel.data.partitions.splits import check_fractions, train_test_split
 from archipel.data.sources.source import Source
 
@@ -91,7 +90,7 @@ def natural(
             }
         clients.append(Client(block.name, **train, truth=truth))
         offset += len(block.rows)
-    inputs = Inputs.fit([client.train["x"] for client in clients], source.kind)
+    inputs = source.fit_inputs(clients)
     if limit is None and source.classes:
         held = torch.bincount(columns["y"], minlength=len(source.classes))
         if lacking := [source.classes[int(code)] for code in torch.nonzero(held == 0)]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import zipfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-
-import numpy as np
 
 from archipel.algorithm import Algorithm
 from archipel.data.divide import divide, latent_components
 from archipel.data.dual_heterogeneity import dual_heterogeneity, sized
 from archipel.data.federation import Federation
+from archipel.data.files.clients import client_files_in, read_examples
 from archipel.data.natural import natural
 from archipel.data.partitions.by_name import make_partition
 from archipel.data.shifts.compose import compose
@@ -106,33 +104,16 @@ def _shifted(federation: Federation, data: Divided, seed: int) -> Federation:
 
 def _from_folder(data: Arrays, seed: int) -> Federation:
     folder = Path(data.data_dir)
-    files = sorted(folder.glob("*.npz"))
-    if not files:
-        raise FileNotFoundError(
-            f"data.data_dir is {folder}, where there are no .npz files. Give a folder with one a client, made by "
-            "numpy.savez('CLIENT.npz', x=…, y=…)."
-        )
+    files = client_files_in(folder)
+    read = [read_examples(file, "y") for file in files.values()]
     return Federation.from_arrays(
-        [_pair(file) for file in files],
+        [(examples.x, examples.y) for examples in read if examples.y is not None],
         test=data.test,
         validation=data.validation,
         seed=seed,
-        names=[file.stem for file in files],
+        names=list(files),
         classes=data.classes,
         kind=data.kind,
         name=folder.resolve().name,
+        features=[examples.features for examples in read],
     )
-
-
-def _pair(file: Path) -> tuple[np.ndarray, np.ndarray]:
-    try:
-        with np.load(file, allow_pickle=False) as arrays:
-            missing = [name for name in ("x", "y") if name not in arrays]
-            if missing:
-                raise ValueError(f"it has no array {' and no '.join(missing)}, but {', '.join(arrays) or 'nothing'}")
-            return arrays["x"], arrays["y"]
-    except (ValueError, OSError, zipfile.BadZipFile) as error:
-        raise ValueError(
-            f"{file} can't be used: {error}. Make it by numpy.savez(file, x=…, y=…) with arrays of numbers, "
-            "or text for y."
-        ) from error

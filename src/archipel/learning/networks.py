@@ -104,7 +104,10 @@ class Network:
     def __call__(self, params: Tree, buffers: Tree, x: Tensor, train: bool = False) -> tuple[Tensor, Tree]:
         """Outputs, and the buffers as they are afterwards (changed only by training: BatchNorm's statistics)."""
         named, before = _unnest(params), _unnest(buffers)
-        x = self.inputs.normalise(x) if self.inputs is not None else x
+        if self.inputs is not None:
+            x = self.inputs.normalise(x)
+            if self.inputs.double and all(p.dtype != torch.float64 for p in named.values()):
+                x = x.float()  # float64 was needed to centre values, which are small now
         if self._convolves:
             x = to_memory_format(x)
         if self._carried_out.training is not train:

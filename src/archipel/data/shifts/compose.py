@@ -23,7 +23,6 @@ from torch import Tensor
 from archipel.core import keys
 from archipel.data.client import Client, Columns
 from archipel.data.federation import Federation
-from archipel.data.inputs import Inputs
 from archipel.data.partitions.by_name import check_named
 from archipel.data.shifts.colours import Brightness, Contrast, Gamma, Hue, Saturation
 from archipel.data.shifts.feature_shifts import Affine, Missing
@@ -127,7 +126,7 @@ def compose(
             )
     everywhere = {} if set(splits) >= set(federation.clients[0].splits) else {"splits": list(splits)}
     record = [before + [_record(*step) | everywhere for step in plan] for before, plan in zip(done, plans, strict=True)]
-    inputs = Inputs.fit([client.train["x"] for client in made], federation.inputs.kind)
+    inputs = federation.inputs.refitted([client.train["x"] for client in made])
     return replace(federation, clients=tuple(made), inputs=inputs, truth=federation.truth | {"shifts": record})
 
 

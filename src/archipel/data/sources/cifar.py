@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from archipel.data.sources.pickles import read_pickle
+from archipel.data.files.guard import check_unpacked, readable
+from archipel.data.files.pickles import read_pickle
 from archipel.data.sources.source import About, Source, codes_tensor, content_checksum
 
 PIXELS = 3 * 32 * 32
@@ -145,13 +146,12 @@ def _reader(about: About, known: dict[str, str], data_dir: str | Path | None, ve
                     f"{folder} has no file {name}, so {about.title} isn't complete. {about.obtain}."
                 )
             return (folder / name).read_bytes()
-        try:
-            with tarfile.open(archive) as members:
-                member = members.extractfile(f"{folder.name}/{name}")
-                assert member is not None
-                return member.read()
-        except (KeyError, AssertionError, tarfile.TarError, EOFError, OSError) as error:
-            raise ValueError(f"{name} can't be read from {archive}: {error}. {about.obtain} again.") from error
+        with readable(archive, f"{about.obtain} again."), tarfile.open(archive) as members:
+            member = members.getmember(f"{folder.name}/{name}")
+            check_unpacked(member.size, archive.stat().st_size)
+            content = members.extractfile(member)
+            assert content is not None
+            return content.read()
 
     def read(name: str) -> dict[bytes, Any]:
         found = content(name)

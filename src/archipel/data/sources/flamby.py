@@ -92,6 +92,7 @@ def fed_isic2019(
         client_names=CENTRES,
         test=torch.from_numpy(test),
         file=file,
+        resizing="crop",
     )
 
 

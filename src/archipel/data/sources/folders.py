@@ -6,22 +6,22 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from PIL import Image
 
 from archipel.data.arrays import Array, Kind, as_numbers, batch_of, guess_kind
+from archipel.data.features import as_stored, check_same_features
+from archipel.data.files.clients import client_files_in, read_examples
+from archipel.data.files.images import image_form
 from archipel.data.labels import read_labels
 from archipel.data.sources.image_cache import mapped_images
-from archipel.data.sources.npz import read_npz
 from archipel.data.sources.source import Source, codes_tensor, content_checksum
 
-IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".ppm", ".pgm")
 Size = int | tuple[int, int]
 
 
 def image_folders(
     folder: str | Path, *, size: Size | None = None, cache_dir: str | Path | None = None, name: str | None = None
 ) -> Source:
-    """A folder of clients, each with a folder of images for every class: `folder/client/class/image.png`.
+    """Read a folder of clients, each with a folder of images for every class: `folder/client/class/image.png`.
 
     The images are decoded once, into one file in the cache folder that is mapped into memory. They are grey if all are,
     otherwise in colour.
@@ -68,6 +68,7 @@ def image_folders(
         client=torch.tensor([code for _, code, _ in found]),
         client_names=tuple(client.name for client in clients),
         file=file,
+        resizing="crop",
     )
 
 
@@ -79,11 +80,13 @@ def client_files(
     kind: Kind | Literal["auto"] = "auto",
     name: str | None = None,
 ) -> Source:
-    """A folder with one file a client, named as the client: .npz with arrays x and y, or .parquet with columns.
+    """Read a folder with one file for each client, named as the client.
+
+    Files are .npz with arrays x and y, or tables with named columns: .csv, .tsv or .parquet.
 
     Args:
         folder: yours.
-        label: the name of the labels' array or column. In .parquet, all other columns are features, and numbers.
+        label: the name of the labels' array or column. All other columns of a table are features, and numbers.
         classes: the classes' names, in the order of their codes; found in the data if not given.
         kind: "image", "table" or "series", where it doesn't follow from the shapes.
         name: the source's name; the folder's if not given.
@@ -97,38 +100,38 @@ def client_files(
         ImportError: .parquet needs pyarrow, `pip install archipel[parquet]`.
     """
     root = Path(folder)
-    _inside(root, how := "Give one with a .npz or a .parquet file for every client", folders=False)
-    files = sorted(file for file in root.iterdir() if file.suffix in (".npz", ".parquet"))
-    if not files:
-        raise FileNotFoundError(f"{root} holds no .npz and no .parquet files. {how}.")
-    if len({file.suffix for file in files}) > 1:
-        raise ValueError(f"{root} holds both .npz and .parquet files. Keep one kind, one file a client.")
-    names = tuple(file.stem for file in files)
-    pairs = [_read_file(file, label) for file in files]
-    features = pairs[0][2]
-    for file, (_, _, columns) in zip(files, pairs, strict=True):
-        if columns != features:
-            raise ValueError(f"{file} has the columns {columns}, but {files[0]} has {features}. Give all the same.")
-    arrays = [read_array(x, kind, f"{file}: x") for file, (x, _, _) in zip(files, pairs, strict=True)]
-    for file, array, (_, y, _) in zip(files, arrays, pairs, strict=True):
-        if len(array) != len(y) or array.shape[1:] != arrays[0].shape[1:] or array.dtype != arrays[0].dtype:
+    files = client_files_in(root)
+    names, places = tuple(files), tuple(files.values())
+    read = [read_examples(file, label) for file in places]
+    features = read[0].features
+    for file, examples in zip(places, read, strict=True):
+        check_same_features(examples.features, features, f"{file}", f"{places[0]}")
+    arrays = [read_array(part.x, kind, f"{file}: x") for file, part in zip(places, read, strict=True)]
+    labels: list[Array] = [examples.y for examples in read if examples.y is not None]
+    for file, array, y in zip(places, arrays, labels, strict=True):
+        if (
+            len(array) != len(y)
+            or array.shape[1:] != arrays[0].shape[1:]
+            or (array.dtype == np.uint8) != (arrays[0].dtype == np.uint8)
+        ):
             raise ValueError(
                 f"{file}: x is {array.dtype} {array.shape} with {len(y)} labels; needed are one label an example, and "
-                f"{arrays[0].dtype} examples of shape {arrays[0].shape[1:]} as in {files[0]}."
+                f"examples of shape {arrays[0].shape[1:]} and {arrays[0].dtype} as in {places[0]}."
             )
-    ys, known = read_labels([y for _, y, _ in pairs], names, classes)
+    arrays = as_stored(arrays)
+    ys, known = read_labels(labels, names, classes)
     sizes = [len(y) for y in ys]
-    del pairs
-    x, labels = pooled(arrays), torch.cat(ys)
+    del read
+    x, joined = pooled(arrays), torch.cat(ys)
     client = np.repeat(np.arange(len(sizes)), sizes)
     return Source(
         x=torch.from_numpy(x),
-        y=labels,
+        y=joined,
         classes=known or (),
         name=name or root.resolve().name,
         citation="",
         licence="",
-        checksum=content_checksum(x, labels.numpy(), client),
+        checksum=content_checksum(x, joined.numpy(), client),
         kind="table" if x.ndim == 2 else "image" if x.ndim == 4 else "series",
         client=codes_tensor(client),
         client_names=names,
@@ -137,7 +140,7 @@ def client_files(
 
 
 def read_array(x: Any, kind: Kind | Literal["auto"], what: str) -> Array:
-    """Read numbers of any kind as (n, *shape), uint8 or float32, channels first."""
+    """Read numbers of any kind as (n, *shape), channels first."""
     array = as_numbers(x, what)
     return batch_of(array, guess_kind(array, what) if kind == "auto" else kind, what)
 
@@ -157,43 +160,13 @@ def pooled(arrays: list[Array]) -> Array:
     return whole
 
 
-def _read_file(file: Path, label: str) -> tuple[Array, Array, tuple[str, ...]]:
-    if file.suffix == ".npz":
-        found = read_npz(file, ("x", label))
-        return found["x"], found[label], ()
-    try:
-        from pyarrow import parquet  # type: ignore[import-not-found, import-untyped, unused-ignore]
-    except ImportError as error:
-        raise ImportError(
-            f"reading {file.name} needs pyarrow: pip install archipel[parquet], or give .npz files."
-        ) from error
-    try:
-        table = parquet.read_table(file)
-        columns = tuple(column for column in table.column_names if column != label)
-        if label not in table.column_names or not columns:
-            raise ValueError(f"it has no label column {label!r} beside features, but {', '.join(table.column_names)}")
-        features = [np.asarray(table[column].to_numpy()) for column in columns]
-        if text := [
-            column for column, values in zip(columns, features, strict=True) if values.dtype.kind not in "buif"
-        ]:
-            raise ValueError(f"its column {text[0]!r} holds no numbers")
-        y: Array = np.asarray(table[label].to_pylist())
-        return np.stack(features, axis=1), y, columns
-    except (ValueError, OSError) as error:  # pyarrow's errors are of these kinds
-        reason = str(error).rstrip(".")
-        raise ValueError(f"{file} can't be used: {reason}. Needed are columns of numbers and one of labels.") from error
-
-
 def _common_shape(files: list[Path], size: Size | None) -> tuple[int, int, int]:
     """Channels, height and width of all images, from their headers alone."""
     grey, sizes = True, set[tuple[int, int]]()
     for file in files:
-        try:
-            with Image.open(file) as image:
-                grey = grey and image.mode in ("1", "L", "I;16")
-                sizes.add((image.height, image.width))
-        except (OSError, SyntaxError) as error:
-            raise ValueError(f"{file} can't be read as an image: {error}. Fetch it again, or take it away.") from error
+        is_grey, *form = image_form(file)
+        grey = grey and is_grey
+        sizes.add((form[0], form[1]))
         if size is None and len(sizes) > 1:
             (h, w), (other_h, other_w) = sorted(sizes)
             raise ValueError(f"images have different sizes, as {h}×{w} and {other_h}×{other_w} ({file}). Give size=….")
@@ -203,11 +176,11 @@ def _common_shape(files: list[Path], size: Size | None) -> tuple[int, int, int]:
     return (1 if grey else 3), height, width
 
 
-def _inside(root: Path, how: str, folders: bool = True) -> list[Path]:
+def _inside(root: Path, how: str) -> list[Path]:
     if not root.is_dir():
         raise FileNotFoundError(f"there is no folder {root}. {how}.")
     found = [entry for entry in _visible(root) if entry.is_dir()]
-    if folders and not found:
+    if not found:
         raise FileNotFoundError(f"{root} holds no folders. {how}.")
     return found
 

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from archipel.data.arrays import Array, Kind
+from archipel.data.features import as_stored
 from archipel.data.labels import read_labels
 from archipel.data.sources.folders import pooled, read_array
 from archipel.data.sources.source import Source, codes_tensor, content_checksum
@@ -75,7 +76,7 @@ def from_hub(
     feature = (getattr(parts[0][1], "features", None) or {}).get(label)
     known = getattr(feature, "names", None)
     (y,), classes = read_labels([np.concatenate(labels)], ["all"], known)
-    x = pooled(xs)
+    x = pooled(as_stored(xs))
     order = np.argsort(codes, kind="stable")
     if (np.diff(codes) < 0).any():
         x, y, codes = x[order], y[order], codes[order]

@@ -1,6 +1,5 @@
 """Fashion-MNIST, in the idx files that MNIST introduced."""
 
-import gzip
 import math
 import struct
 from pathlib import Path
@@ -9,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from archipel.data.files.gzipped import read_bytes
 from archipel.data.sources.source import About, Source, codes_tensor, content_checksum
 
 FASHION_CLASSES = (
@@ -77,11 +77,7 @@ def read_idx(path: str | Path) -> NDArray[np.uint8]:
 
     Source: LeCun, Cortes and Burges, The MNIST database of handwritten digits, "File formats".
     """
-    content = Path(path).read_bytes()
-    try:
-        content = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
-    except (EOFError, OSError) as error:
-        raise ValueError(f"{path} is a damaged gzip file ({error}). Fetch it again.") from error
+    content = read_bytes(Path(path))
     if len(content) < 4 or content[:3] != bytes([0, 0, IDX_UINT8]):
         raise ValueError(f"{path} isn't an idx file of bytes: it begins with {content[:4].hex(' ') or 'nothing'}.")
     axes = content[3]
@@ -89,8 +85,7 @@ def read_idx(path: str | Path) -> NDArray[np.uint8]:
     shape = struct.unpack(f">{axes}I", content[4:start]) if len(content) >= start else ()
     if len(content) < start or len(content) - start != math.prod(shape):
         raise ValueError(f"{path} holds {len(content)} bytes, which doesn't fit its header. Fetch it again.")
-    # A copy: torch wants memory that can be written to.
-    return np.frombuffer(content, np.uint8, offset=start).reshape(shape).copy()
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
 def _idx_file(folder: Path, stem: str) -> Path:

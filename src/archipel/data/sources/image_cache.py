@@ -11,14 +11,17 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 
+from archipel.data.files.images import read_image
+from archipel.data.shifts.transforms import resize
 from archipel.data.sources.source import content_checksum
 
 log = logging.getLogger("archipel")
 PARTIAL = ".partial"
 DAY = 86_400
+DECODING = 2
+"""The version of what decoding does: files of another version are made anew."""
 
 
 def cache_folder(cache_dir: str | Path | None = None) -> Path:
@@ -54,7 +57,7 @@ def mapped_images(
     Raises:
         ValueError: an image can't be read; the message names it.
     """
-    known = hashlib.sha256(repr(shape).encode())
+    known = hashlib.sha256(f"{DECODING} {shape}".encode())
     for file in files:
         facts = file.stat()
         known.update(f"{file}\0{facts.st_size}\0{facts.st_mtime_ns}\0".encode())
@@ -66,25 +69,13 @@ def mapped_images(
     return torch.from_numpy(np.asarray(mapped)), place.with_suffix(".sha256").read_text(), place
 
 
-def read_image(file: Path, shape: tuple[int, int, int]) -> NDArray[np.uint8]:
-    """Read an image as (channels, height, width) uint8, scaled until it covers the size, and cut at the centre.
-
-    Raises:
-        ValueError: not an image, or a damaged one.
-    """
-    channels, height, width = shape
-    try:
-        with Image.open(file) as opened:
-            image = opened.convert("L" if channels == 1 else "RGB")
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{file} can't be read as an image: {error}. Fetch it again, or take it away.") from error
-    scale = max(height / image.height, width / image.width)
-    if scale != 1:
-        sized = max(width, round(image.width * scale)), max(height, round(image.height * scale))
-        image = image.resize(sized, Image.Resampling.BILINEAR)
-    left, top = (image.width - width) // 2, (image.height - height) // 2
-    pixels = np.asarray(image.crop((left, top, left + width, top + height)), np.uint8)
-    return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
+def covering(pixels: NDArray[np.uint8], shape: tuple[int, int, int]) -> NDArray[np.uint8]:
+    """Bring a decoded image (H, W) or (H, W, 3) to (channels, height, width), as `Inputs.prepare` brings queries."""
+    image = torch.tensor(pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1))
+    resized = resize(image[None], *shape[1:], "crop")[0].numpy()
+    if resized.shape[0] != shape[0]:  # a grey image among colours
+        resized = np.repeat(resized, shape[0], axis=0)
+    return resized
 
 
 def _write(place: Path, files: Sequence[Path], labels: NDArray[np.int64], shape: tuple[int, int, int]) -> None:
@@ -98,7 +89,7 @@ def _write(place: Path, files: Sequence[Path], labels: NDArray[np.int64], shape:
     try:
         x = np.lib.format.open_memmap(temporary, "w+", np.uint8, (len(files), *shape))
         for i, file in enumerate(files):
-            x[i] = read_image(file, shape)
+            x[i] = covering(read_image(file), shape)
         x.flush()
         # First, so that whoever sees the images finds the checksum, too.
         _replace(place.with_suffix(".sha256"), content_checksum(x, labels))

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from archipel.data.sources.npz import read_npz
+from archipel.data.files.arrays import read_npz
 from archipel.data.sources.source import About, Source, codes_tensor, content_checksum
 
 FEMNIST = About(

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from archipel.data.arrays import Array, Kind, in_chunks
+from archipel.data.client import Client
+from archipel.data.inputs import Inputs
+from archipel.data.shifts.transforms import Resizing
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +39,7 @@ class Source:
         extra: what else is known of every example, by name, (n, …) each.
         test: (n,) bool, the publisher's own test examples.
         file: where x is mapped from, if it lies in a file and not in memory.
+        resizing: how images of other sizes were brought to one: "stretch" or "crop"; see `Inputs`.
 
     Raises:
         ValueError: parts that don't fit together; the wrong number of classes.
@@ -56,6 +61,7 @@ class Source:
     extra: dict[str, Tensor] = field(default_factory=dict)
     test: Tensor | None = None
     file: Path | None = None
+    resizing: Resizing = "stretch"
 
     def __post_init__(self) -> None:
         columns = {"x": self.x, "y": self.y, "client": self.client, "test": self.test} | self.extra
@@ -77,6 +83,12 @@ class Source:
 
     def __len__(self) -> int:
         return len(self.y)
+
+    def fit_inputs(self, clients: Iterable[Client]) -> Inputs:
+        """Learn the preprocessing of clients that hold this source's examples, from their training examples."""
+        columns = [client.train["x"] for client in clients]
+        features = self.features if self.kind == "table" else ()
+        return Inputs.fit(columns, self.kind, features=features, resizing=self.resizing)
 
     def by_superclass(self) -> "Source":
         """The same examples with their superclasses as classes.

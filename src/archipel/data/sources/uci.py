@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from archipel.data.sources.npz import read_npz
+from archipel.data.files.arrays import read_npz
 from archipel.data.sources.source import About, Source, codes_tensor, content_checksum
 
 Missing = Literal["keep", "impute-median", "drop-columns"]

@@ -6,6 +6,7 @@ knows numbers, text, bytes, lists, tuples, dictionaries and NumPy arrays of numb
 
 import io
 import pickle
+import pickletools
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from archipel.data.arrays import Array
 
+MOST_STEPS = 2_000_000
 ARRAY = object()  # what the name numpy.ndarray stands for
 
 
@@ -52,6 +54,7 @@ def read_pickle(content: bytes, where: str | Path) -> dict[bytes, Any]:
     ValueError: batch can't be read: it asks for builtins.print, which a file of arrays has no need of. Fetch it again.
     """
     try:
+        _check_memo(content)
         found = RestrictedUnpickler(io.BytesIO(content), encoding="bytes").load()
     except Exception as error:  # a damaged pickle can fail in any way
         raise ValueError(f"{where} can't be read: {error or type(error).__name__}. Fetch it again.") from error
@@ -61,6 +64,15 @@ def read_pickle(content: bytes, where: str | Path) -> dict[bytes, Any]:
         key.encode() if isinstance(key, str) else key: value.array if isinstance(value, _Array) else value
         for key, value in found.items()
     }
+
+
+def _check_memo(content: bytes) -> None:
+    """Refuse a pickle that asks for more memory than it can fill: places in its memo far beyond those it uses."""
+    for number, (code, argument, _) in enumerate(pickletools.genops(content)):
+        if number >= MOST_STEPS:
+            raise pickle.UnpicklingError(f"it has more than {MOST_STEPS:,} steps, which files of arrays haven't")
+        if code.name in ("PUT", "BINPUT", "LONG_BINPUT") and isinstance(argument, int) and argument > number:
+            raise pickle.UnpicklingError("it asks for memory that it doesn't use")
 
 
 class _Dtype:
