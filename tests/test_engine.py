@@ -16,7 +16,7 @@ from torch import nn
 from archipel import SGD, Compressing, FedAvg, Federation, FedSPM, Network, Run, Sample, Setting, classification, fit
 from archipel.compress import Identity
 from archipel.core.trees import flatten
-from archipel.fit import describe
+from archipel.runs.identity import describe
 from archipel.states.checkpoint import Checkpoint
 
 HALF = Sample(fraction=0.5)
@@ -293,7 +293,9 @@ def test_ctrl_c_ends_the_round_with_a_checkpoint_to_go_on_from(uneven, tmp_path,
             signal.raise_signal(signal.SIGINT)
         return True
 
-    with pytest.raises(KeyboardInterrupt, match=r"Stopped after round 3 of 6; the checkpoint is in .* run it again"):
+    with pytest.raises(
+        KeyboardInterrupt, match=r"Stopped after round 3 of 6; the checkpoint is in .*; the same call resumes it"
+    ):
         fit(algorithm, uneven, rounds=6, folder=tmp_path, callbacks=[interrupt], answers=answers)
     assert signal.getsignal(signal.SIGINT) is before
     assert Checkpoint.load(tmp_path).round == 3
@@ -403,7 +405,7 @@ def test_what_is_no_algorithm_federation_task_or_cohort_is_refused(uneven):
     ]:
         with pytest.raises(TypeError, match=message):
             fit(*arguments, rounds=1)
-    with pytest.raises(TypeError, match=r"cohort is Full\(\) or Sample\(fraction=…\) .* given 0\.5"):
+    with pytest.raises(TypeError, match=r"cohort must be Full\(\), Sample\(…\) .* given 0\.5"):
         fit(algorithm, uneven, rounds=1, cohort=0.5)
 
 
@@ -422,7 +424,7 @@ def test_parts_of_the_wrong_kind_are_told_by_their_owner(uneven):
     for algorithm, message in (
         (FedAvg(task, 0.1), r"FedAvg's local is a solver, SGD\(.*given a float"),
         (Compressing(FedAvg(task, None), Identity()), "FedAvg's local is a solver.*given a NoneType"),
-        (FedAvg("lenet", solver), r"FedAvg's task is what it learns, by classification\(.*given a str"),
+        (FedAvg("lenet", solver), r"FedAvg's task must be a task, made by classification\(.*given a str"),
     ):
         with pytest.raises(TypeError, match=message):
             fit(algorithm, uneven, rounds=1)

@@ -22,12 +22,13 @@ from archipel.data.client import Client
 from archipel.data.federation import Federation
 from archipel.data.inputs import Inputs
 from archipel.engines.setting import Precision, Setting
-from archipel.fit import Moment, fit
+from archipel.fit import fit
 from archipel.learning.criteria import CrossEntropy
 from archipel.learning.networks import Network
 from archipel.learning.sgd import SGD
 from archipel.learning.tasks import Whole, classification
 from archipel.models.lenet import LeNet
+from archipel.runs.callbacks import Moment
 from speed.peers import networks, shards
 from speed.work import Work
 

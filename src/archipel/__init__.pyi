@@ -24,7 +24,6 @@ from archipel.drm.refit import refitted as refitted
 from archipel.drm.strangers import Watch as Watch
 from archipel.engines.setting import Setting as Setting
 from archipel.experiments.loading import load as load
-from archipel.fit import Moment as Moment
 from archipel.fit import fit as fit
 from archipel.learning.criteria import CrossEntropy as CrossEntropy
 from archipel.learning.criteria import SquaredError as SquaredError
@@ -35,6 +34,7 @@ from archipel.learning.tasks import Supervised as Supervised
 from archipel.learning.tasks import Whole as Whole
 from archipel.learning.tasks import classification as classification
 from archipel.learning.tasks import regression as regression
+from archipel.runs.callbacks import Moment as Moment
 from archipel.runs.evaluate import Evaluation as Evaluation
 from archipel.runs.evaluate import evaluate as evaluate
 from archipel.runs.run import Prediction as Prediction

@@ -2,66 +2,37 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from archipel.algorithm import Algorithm, Clients, DivergenceError, NoReplyError
+from archipel.algorithm import Algorithm, DivergenceError, NoReplyError
 from archipel.core import keys
-from archipel.core.checks import kind_of
 from archipel.core.groups import Groups, numbered
+from archipel.core.interruption import interruption
 from archipel.core.progress import RoundBar
 from archipel.core.sampling import Cohort, Full
-from archipel.core.trees import PerClient, Tree, finite
+from archipel.core.trees import PerClient, finite
 from archipel.data.federation import Federation
 from archipel.engines.auto import choose
 from archipel.engines.carrier import Carrier, log
 from archipel.engines.handle import Handle, Ledger
 from archipel.engines.setting import DEFAULT, Setting
-from archipel.learning.networks import Network, held
-from archipel.learning.sgd import SGD
-from archipel.learning.solver_checks import solver
-from archipel.learning.tasks import Supervised, Task
+from archipel.runs.arguments import check_counts, check_parts
+from archipel.runs.callbacks import Callback, Moment
 from archipel.runs.evaluate import evaluate
 from archipel.runs.facts import Facts
+from archipel.runs.folder import RunFolder
+from archipel.runs.identity import describe
 from archipel.runs.run import Run
-from archipel.states.checkpoint import Checkpoint
 from archipel.states.placement import store_in
 from archipel.states.table import States
-
-
-@dataclass(frozen=True)
-class Moment:
-    """What a callback is given after each round.
-
-    Args:
-        round: rounds done, from 1.
-        record: the round's entry in the history.
-        server: the server's state.
-        clients: a handle on everyone; evaluating through it changes nothing.
-        algorithm: what runs.
-        federation: on what.
-    """
-
-    round: int
-    record: dict[str, Any]
-    server: Tree
-    clients: Clients
-    algorithm: Algorithm
-    federation: Federation
-
-
-Callback = Callable[[Moment], None]
 
 
 def fit(
@@ -81,7 +52,7 @@ def fit(
     until: int | None = None,
     groups: Groups | None = None,
 ) -> Run:
-    """Trains a federation.
+    """Train a federation.
 
     The same seed gives the same bits for any number of workers, any evaluation interval, and across a stop and a
     resumption; engines that batch agree with the loop up to rounding.
@@ -89,16 +60,18 @@ def fit(
     Args:
         algorithm: what to run.
         federation: on what.
-        rounds: T, how many rounds; schedules run over them.
+        rounds: T, the number of rounds; schedules run over them.
         cohort: who takes part in each round; default: everybody.
         seed: of everything random in the run.
         setting: how the run is carried out, as ``Setting(engine="threads", device="cuda")``: engine, workers, device,
             precision, and where the clients' states are kept.
         evaluate_every: rounds between evaluations; default: only the last model. The last is always evaluated.
         callbacks: called after each round.
-        folder: where checkpoints and ``metrics.jsonl`` go; default: nothing is written.
-        checkpoint_every: rounds between checkpoints. Ctrl-C ends after the round under way, with a checkpoint.
-        resume: go on from the folder's checkpoint where there is one of the same run; otherwise start anew.
+        folder: where checkpoints and ``metrics.jsonl`` go; it is locked while the run lasts. Default: nothing is
+            written.
+        checkpoint_every: rounds between checkpoints. Ctrl-C and SIGTERM end the run after the round in progress, with a
+            checkpoint; a second one ends it at once.
+        resume: continue from the folder's checkpoint if it is of the same run; otherwise start anew.
         answers: ``(round, client) → bool``, whether a client answers; for simulating failures.
         until: stop after this round, as an interruption would, and evaluate there; default: ``rounds``.
         groups: the edges of a hierarchy, for methods of three tiers: names or numbers of each edge's clients, as in
@@ -108,272 +81,159 @@ def fit(
         The run: last states, history and metrics.
 
     Raises:
-        ValueError: a value out of range, or the folder holds a different run.
-        TypeError: an argument that isn't what it should be.
-        DivergenceError: NaN or infinities everywhere; what was good is in the checkpoint.
-        KeyboardInterrupt: after Ctrl-C, once the checkpoint is written.
+        ValueError: a value out of range, a folder that holds a different run, or one that another process writes to.
+        TypeError: an argument of the wrong type.
+        DivergenceError: the server's state, or every reply, holds NaN or infinities. The last checkpoint is unchanged,
+            and the state before the round is in the folder's subfolder ``diverged``.
+        KeyboardInterrupt: after Ctrl-C or SIGTERM, once the checkpoint is written.
     """
-    _check(rounds=rounds, evaluate_every=evaluate_every, checkpoint_every=checkpoint_every, until=until)
-    _check_parts(algorithm, federation, cohort, seed)
+    check_counts(rounds=rounds, evaluate_every=evaluate_every, checkpoint_every=checkpoint_every, until=until)
+    check_parts(algorithm, federation, cohort, seed, setting)
     torch.set_num_threads(1)
     edges = () if groups is None else numbered(groups, [client.name for client in federation.clients])
-    root = keys.key(seed)
-    sizes, cohort = federation.sizes, cohort or Full()
-    place = Path(folder) if folder is not None else None
-    table = States(sizes, store_in(setting.states, place))
-    carrier, why = choose(algorithm, federation, setting, table)
-    log.info("engine: %s; %s", carrier.describe()["engine"], why)
     identity = {
         "rounds": rounds,
         "seed": seed,
         "federation": federation.fingerprint,
         "algorithm": describe(algorithm),
-        "cohort": describe(cohort),
+        "cohort": describe(cohort or Full()),
         "groups": None if groups is None else [edge.tolist() for edge in edges],
     }
-
-    def handle(round: int, ids: Tensor, ledger: Ledger) -> Handle:
-        return Handle(carrier, ids, sizes, round, rounds, ledger, answers, edges)
-
-    everyone = torch.arange(len(sizes))
-    run = Run(algorithm, {}, [], Facts.of(federation), rounds=rounds, seed=seed)
-    try:
-        done = _resume(run, carrier, place, identity) if place and resume else 0
-        opening = Ledger()  # what a method asks of its clients at the start belongs to the first round
-        if done == 0:
-            ledger = Ledger()
-            outside = Handle(carrier, everyone, sizes, 0, rounds, ledger, edges=edges)
-            run.server = algorithm.init_server(outside, keys.fold(root, "server"))
-            opening = Ledger(ledger.uplink, ledger.downlink)
-            outside.apply(
-                algorithm.enrol, {"server": run.server, "index": PerClient(everyone)}, keys.fold(root, "enrol")
-            )
-            if ledger.dropped:
-                names = ", ".join(federation.clients[i].name for i in ledger.dropped)
-                raise DivergenceError(f"Nothing can start: the first state holds NaN or infinities at {names}.")
-        metrics_file = _metrics_file(place, run.history) if place else None
-        last = min(until or rounds, rounds)
-        with _interruption() as interrupted, RoundBar(type(algorithm).__name__, rounds, done) as bar:
-            for round in range(done, last):
-                started, ledger = time.perf_counter(), Ledger() if round else opening
-                ids = cohort.draw(sizes, keys.fold(root, "cohort", round))
-                clients = handle(round, ids, ledger)
-                run.server, info = _round(
-                    algorithm, run.server, clients, keys.fold(root, "round", round), run, place, identity
-                )
-                record = _record(round, info, ledger, ids, federation, time.perf_counter() - started)
-                ending = round + 1 == last or interrupted.is_set()
-                if ending or (evaluate_every and (round + 1) % evaluate_every == 0):
-                    found = evaluate(
-                        algorithm,
-                        run.server,
-                        handle(round, everyone, Ledger()),
-                        federation,
-                        keys.fold(root, "eval", round),
-                        setting,
-                    )
-                    record["metrics"], run.table = found.metrics, found.clients
-                run.history.append(record)
-                moment = Moment(round + 1, record, run.server, handle(round, everyone, Ledger()), algorithm, federation)
-                for callback in callbacks:
-                    callback(moment)
-                if metrics_file:
-                    with metrics_file.open("a") as file:
-                        file.write(json.dumps(record) + "\n")
-                bar.update(record)
-                stopping = interrupted.is_set()
-                if place and (ending or stopping or (round + 1) % checkpoint_every == 0):
-                    _save(run, carrier, place, identity)
-                if stopping and round + 1 < last:
-                    where = f"; the checkpoint is in {place}, run it again to go on" if place else ""
-                    raise KeyboardInterrupt(f"Stopped after round {round + 1} of {rounds}{where}.")
+    place, last = Path(folder) if folder is not None else None, min(until or rounds, rounds)
+    with RunFolder.opened(place, identity) as files:
+        states = States(federation.sizes, store_in(setting.states, place))
+        carrier, why = choose(algorithm, federation, setting, states)
+        log.info("engine: %s; %s", carrier.describe()["engine"], why)
+        run = Run(algorithm, {}, [], Facts.of(federation), rounds=rounds, seed=seed)
+        with closing(carrier):
+            training = _Training(run, federation, carrier, rounds, keys.key(seed), cohort or Full(), answers, edges)
+            done = files.resume(run, carrier) if resume else 0
+            if done == 0:
+                training.enrol()
+            files.start_metrics(run.history)
+            with interruption() as interrupted, RoundBar(type(algorithm).__name__, rounds, done) as bar:
+                for round in range(done, last):
+                    try:
+                        record = training.round(round)
+                    except DivergenceError as error:
+                        raise _diverged(error, files.set_aside(run, carrier)) from None
+                    ending = round + 1 == last or interrupted.is_set()
+                    if ending or (evaluate_every and (round + 1) % evaluate_every == 0):
+                        training.evaluate(round, setting, record)
+                    run.history.append(record)
+                    everyone = training.handle(round, Ledger())
+                    moment = Moment(round + 1, record, run.server, everyone, algorithm, federation)
+                    for callback in callbacks:
+                        callback(moment)
+                    files.add_metrics(record)
+                    bar.update(record)
+                    stopping = interrupted.is_set()
+                    if ending or stopping or (round + 1) % checkpoint_every == 0:
+                        files.save(run, carrier)
+                    if stopping and round + 1 < last:
+                        where = f"; the checkpoint is in {place}; the same call resumes it" if place else ""
+                        raise KeyboardInterrupt(f"Stopped after round {round + 1} of {rounds}{where}.")
         run.clients = carrier.states
         return run
-    finally:
-        carrier.close()
 
 
-def _round(
-    algorithm: Algorithm,
-    server: Tree,
-    clients: Handle,
-    key: Tensor,
-    run: Run,
-    place: Path | None,
-    identity: dict[str, Any],
-) -> tuple[Tree, dict[str, Any]]:
-    reason = ""
-    try:
-        with torch.no_grad():
-            new, info = algorithm.round(server, clients, key)
-        if bool(finite(new)):
-            return new, info
-        reason = f"The server's state holds NaN or infinities after round {clients.round}."
-    except NoReplyError as error:
-        if "NaN" not in str(error):
+@dataclass
+class _Training:
+    """The algorithm's rounds on a carrier; the run's server state and the carrier's client states move along.
+
+    Args:
+        run: algorithm, server state and history.
+        federation: whose clients.
+        carrier: runs their steps.
+        rounds: of the whole run.
+        root: the key of everything random.
+        cohort: who takes part.
+        answers: whether a client answers in a round.
+        edges: each group's clients.
+        opening: traffic before the first round, which is counted in it.
+    """
+
+    run: Run
+    federation: Federation
+    carrier: Carrier
+    rounds: int
+    root: Tensor
+    cohort: Cohort
+    answers: Callable[[int, int], bool] | None
+    edges: tuple[Tensor, ...]
+    opening: Ledger = field(default_factory=Ledger)
+
+    def handle(self, round: int, ledger: Ledger, ids: Tensor | None = None) -> Handle:
+        """Return a handle on these clients; default: all."""
+        ids = torch.arange(len(self.federation)) if ids is None else ids
+        return Handle(self.carrier, ids, self.federation.sizes, round, self.rounds, ledger, self.answers, self.edges)
+
+    def enrol(self) -> None:
+        """Make the first states, of the server and of every client."""
+        algorithm, ledger = self.run.algorithm, Ledger()
+        everyone = Handle(
+            self.carrier, torch.arange(len(self.federation)), self.federation.sizes, 0, self.rounds, ledger,
+            edges=self.edges,
+        )  # fmt: skip
+        self.run.server = algorithm.init_server(everyone, keys.fold(self.root, "server"))
+        # What a method asks of its clients at the start belongs to the first round; enrolment itself is no traffic.
+        self.opening = Ledger(ledger.uplink, ledger.downlink)
+        message = {"server": self.run.server, "index": PerClient(everyone.ids)}
+        everyone.apply(algorithm.enrol, message, keys.fold(self.root, "enrol"))
+        if ledger.dropped:
+            names = ", ".join(self.run.facts.names[i] for i in ledger.dropped)
+            raise DivergenceError(f"Nothing can start: the first state holds NaN or infinities at {names}.")
+
+    def round(self, round: int) -> dict[str, Any]:
+        """Run one round, and return its record.
+
+        Raises:
+            DivergenceError: the new server state, or every reply, holds NaN or infinities; the run keeps its state.
+        """
+        started, ledger = time.perf_counter(), Ledger() if round else self.opening
+        ids = self.cohort.draw(self.federation.sizes, keys.fold(self.root, "cohort", round))
+        clients = self.handle(round, ledger, ids)
+        info: dict[str, Any] = {}
+        try:
+            with torch.no_grad():
+                server, info = self.run.algorithm.round(self.run.server, clients, keys.fold(self.root, "round", round))
+            if not bool(finite(server)):
+                raise DivergenceError("the server's state holds NaN or infinities.")
+            self.run.server = server
+        except NoReplyError as error:
+            if "NaN" in str(error):
+                raise self._divergence(error, round, ledger) from None
             log.warning("%s The server keeps its state.", error)
-            return server, {}
-        reason = str(error)
-    except DivergenceError as error:
-        reason = f"After round {clients.round}: {error}"
-    if clients.ledger.dropped:
-        reason += f" Left out: {_names(clients.ledger.dropped, run.facts.names)}."
-    kept = ""
-    if place is not None:
-        _save(run, clients.carrier, place, identity)
-        kept = f" The state before it is in {place}."
-    raise DivergenceError(f"{reason}{kept} A lower learning rate or gradient clipping (SGD's clip) usually helps.")
+        except DivergenceError as error:
+            raise self._divergence(error, round, ledger) from None
+        return self._record(round, info, ledger, len(ids), time.perf_counter() - started)
+
+    def _divergence(self, error: Exception, round: int, ledger: Ledger) -> DivergenceError:
+        left_out = f" Left out: {self._names(ledger.dropped)}." if ledger.dropped else ""
+        return DivergenceError(f"After round {round + 1}: {error}{left_out}")
+
+    def _record(self, round: int, info: dict[str, Any], ledger: Ledger, cohort: int, seconds: float) -> dict[str, Any]:
+        record: dict[str, Any] = {"round": round + 1}
+        record |= {name: value.tolist() if isinstance(value, Tensor) else value for name, value in info.items()}
+        record |= {"cohort": cohort, "uplink": ledger.uplink, "downlink": ledger.downlink}
+        record["seconds"] = float(f"{seconds:.4g}")
+        if ledger.dropped:
+            record["dropped"] = {self.run.facts.names[i]: why for i, why in ledger.dropped.items()}
+            log.warning("round %d: left out: %s", round + 1, self._names(ledger.dropped))
+        return record
+
+    def _names(self, dropped: dict[int, str]) -> str:
+        return "; ".join(f"{self.run.facts.names[i]} ({why})" for i, why in dropped.items())
+
+    def evaluate(self, round: int, setting: Setting, record: dict[str, Any]) -> None:
+        """Evaluate the models after a round; metrics go into its record, the clients' table into the run."""
+        key = keys.fold(self.root, "eval", round)
+        clients = self.handle(round, Ledger())
+        found = evaluate(self.run.algorithm, self.run.server, clients, self.federation, key, setting)
+        record["metrics"], self.run.table = found.metrics, found.clients
 
 
-def _record(
-    round: int, info: dict[str, Any], ledger: Ledger, ids: Tensor, federation: Federation, seconds: float
-) -> dict[str, Any]:
-    record: dict[str, Any] = {"round": round + 1}
-    record |= {name: value.tolist() if isinstance(value, Tensor) else value for name, value in info.items()}
-    record |= {
-        "cohort": len(ids),
-        "uplink": ledger.uplink,
-        "downlink": ledger.downlink,
-        "seconds": float(f"{seconds:.4g}"),
-    }
-    if ledger.dropped:
-        names = [client.name for client in federation.clients]
-        record["dropped"] = {names[i]: why for i, why in ledger.dropped.items()}
-        log.warning("round %d: left out: %s", round + 1, _names(ledger.dropped, names))
-    return record
-
-
-def _names(dropped: dict[int, str], names: Sequence[str]) -> str:
-    return "; ".join(f"{names[i]} ({why})" for i, why in dropped.items())
-
-
-def _save(run: Run, carrier: Carrier, place: Path, identity: dict[str, Any]) -> None:
-    run.clients = carrier.states
-    run.save(place, identity | {"engine": carrier.describe()})
-
-
-def _resume(run: Run, carrier: Carrier, place: Path, identity: dict[str, Any]) -> int:
-    checkpoint = Checkpoint.load(place)
-    if checkpoint is None:
-        return 0
-    there = checkpoint.facts.get("identity", {})
-    different = [name for name, value in identity.items() if there.get(name) != json.loads(json.dumps(value))]
-    if different:
-        raise ValueError(
-            f"{place} holds a run with another {' and '.join(different)}. Choose another folder, or start anew there "
-            "with resume=False."
-        )
-    carrier.states.load(checkpoint.clients)
-    run.server = checkpoint.server
-    run.history, run.table = checkpoint.facts["history"], checkpoint.facts["table"]
-    return checkpoint.round
-
-
-def _metrics_file(place: Path, history: list[dict[str, Any]]) -> Path:
-    """The metrics as far as the checkpoint goes; rounds after it will be made, and written, again."""
-    place.mkdir(parents=True, exist_ok=True)
-    path = place / "metrics.jsonl"
-    path.write_text("".join(json.dumps(record) + "\n" for record in history))
-    return path
-
-
-@contextmanager
-def _interruption() -> Iterator[threading.Event]:
-    """An event that the first Ctrl-C sets; the second interrupts at once."""
-    asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-    before = signal.getsignal(signal.SIGINT)
-
-    def ask(number: int, frame: Any) -> None:
-        if asked.is_set():
-            raise KeyboardInterrupt
-        log.warning("Stopping after this round; Ctrl-C again stops at once and goes back to the last checkpoint.")
-        asked.set()
-
-    signal.signal(signal.SIGINT, ask)
-    try:
-        yield asked
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def describe(value: object) -> Any:
-    """A configuration in JSON's types: dataclasses by their fields, modules by structure and number of parameters."""
-    if isinstance(value, nn.Module):
-        return f"{' '.join(repr(value).split())}, {sum(p.numel() for p in value.parameters())} parameters"
-    if is_dataclass(value) and not isinstance(value, type):
-        return {"type": type(value).__name__} | {f.name: describe(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, list | tuple):
-        return [describe(item) for item in value]
-    if isinstance(value, dict):
-        return {str(name): describe(item) for name, item in value.items()}
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, Tensor):  # parameters to start from, say: by their values, in one line
-        digest = hashlib.sha256(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
-        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}, SHA-256 {digest[:16]}"
-    return getattr(value, "__qualname__", type(value).__name__)
-
-
-def _check(**counts: int | None) -> None:
-    for name, value in counts.items():
-        if value is not None and (not isinstance(value, int) or value < 1):
-            raise ValueError(f"fit's {name} must be a whole number of at least 1; given {value!r}.")
-
-
-def _check_parts(algorithm: object, federation: object, cohort: object, seed: object) -> None:
-    for what, value, kind in (("an Algorithm", algorithm, Algorithm), ("a Federation", federation, Federation)):
-        if not isinstance(value, kind):
-            raise TypeError(f"fit takes an algorithm and a federation; given {kind_of(value)} instead of {what}.")
-    if isinstance(task := getattr(algorithm, "task", None), nn.Module):
-        raise TypeError(
-            f"{type(algorithm).__name__}'s task is a bare {type(task).__name__}. Make a task of it: "
-            "classification(module, federation), regression(module, federation), or "
-            "Whole(Network(module, federation.inputs), CrossEntropy())."
-        )
-    assert isinstance(algorithm, Algorithm)
-    assert isinstance(federation, Federation)
-    _check_fields(algorithm)
-    _check_fit(algorithm, federation)
-    if cohort is not None and not hasattr(cohort, "draw"):
-        raise TypeError(f"fit's cohort is Full() or Sample(fraction=…) or Sample(count=…); given {cohort!r}.")
-    if isinstance(seed, bool) or not isinstance(seed, int) or not -(2**63) <= seed < 2**63:
-        raise ValueError(f"fit's seed must be a whole number of 64 bits; given {seed!r}.")
-
-
-def _check_fields(algorithm: Algorithm) -> None:
-    """Solvers and tasks of the algorithm, and of those within it: annotations say what they are."""
-    if not is_dataclass(algorithm):
-        return
-    for field in fields(algorithm):
-        value, owner = getattr(algorithm, field.name), type(algorithm).__name__
-        if isinstance(value, Algorithm):
-            _check_fields(value)
-        elif field.type in ("SGD", SGD):
-            solver(owner, **{field.name: value})
-        elif field.type in ("Task", Task) and not (hasattr(value, "init") and hasattr(value, "loss")):
-            raise TypeError(
-                f"{owner}'s {field.name} is what it learns, by classification(encoder, federation), regression(…) or "
-                f"Whole(…); given {kind_of(value)}."
-            )
-
-
-def _check_fit(algorithm: Algorithm, federation: Federation) -> None:
-    """Whether networks were made for examples like the federation's, and tasks for its targets."""
-    shape = tuple(federation.inputs.shape)
-    for network in held(algorithm, Network):
-        if network.inputs is not None and tuple(network.inputs.shape) != shape:
-            raise ValueError(
-                f"{type(algorithm).__name__}'s {type(network.module).__name__} was made for examples of shape "
-                f"{tuple(network.inputs.shape)}; those of {federation.name!r} have {shape}. Make its task, and its "
-                "router, with the federation that it runs on."
-            )
-    for task in held(algorithm, Supervised):
-        if task.outputs != federation.outputs:
-            kind = "targets" if federation.classes is None else "classes"
-            raise ValueError(
-                f"{type(algorithm).__name__}'s task has {task.outputs} outputs; {federation.name!r} has "
-                f"{federation.outputs} {kind}. Make the task with the federation that it runs on."
-            )
+def _diverged(error: DivergenceError, kept: Path | None) -> DivergenceError:
+    """Add to an error what was kept and what to do."""
+    where = f" The state before this round is in {kept}; checkpoints are unchanged." if kept else ""
+    return DivergenceError(f"{error}{where} A lower learning rate or gradient clipping (SGD's clip) usually helps.")

@@ -334,7 +334,7 @@ def test_other_methods_wait_where_nobody_is_drawn(caplog):
     )
     if first:
         assert torch.equal(before.server["model"]["theta"], after.server["model"]["theta"])
-    assert f"Nobody was drawn for round {first}. The server keeps its state." in caplog.text
+    assert f"Nobody was drawn for round {first + 1}. The server keeps its state." in caplog.text
     run = fit(algorithm, islands, rounds=10, cohort=cohort, setting=Setting(engine=Loop))
     assert len(run.history) == 10
 

@@ -110,7 +110,7 @@ DIVERGING = {
 def test_a_learning_rate_that_diverges_names_the_clients_and_the_round(name):
     # no client starts at its own optimum, where any rate is harmless
     federation = scalars(THREE[0], [2.0, 1.0, 3.0])
-    message = r"in round 0: 3 asked; NaN.* Left out: client-0 \(NaN or inf.*client-1.*client-2.* A lower learning rate"
+    message = r"in round 1: 3 asked; NaN.* Left out: client-0 \(NaN or inf.*client-1.*client-2.* A lower learning rate"
     with pytest.raises(DivergenceError, match=message):
         fit(DIVERGING[name], federation, rounds=1, setting=Setting(engine="loop"))
 

@@ -22,7 +22,7 @@ from archipel.drm.gauge import Populations, balanced, federated_multipliers, nor
 from archipel.engines.carrier import log
 
 if TYPE_CHECKING:
-    from archipel.fit import Moment
+    from archipel.runs.callbacks import Moment
 
 LEAST = 1e-9
 """A ratio counts if ‖∇f̃‖² is above this (App. D.4)."""

@@ -18,7 +18,8 @@ from archipel.core.trees import Tree
 from archipel.data.federation import Federation
 from archipel.engines.loop import Loop
 from archipel.engines.setting import Engine, Setting
-from archipel.fit import Moment, fit
+from archipel.fit import fit
+from archipel.runs.callbacks import Moment
 
 Criterion = Literal["likelihood", "field"]
 WINDOW = 5

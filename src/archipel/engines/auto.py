@@ -15,7 +15,7 @@ from archipel.core.torch_internals import BatchNormBase, ConvolutionBase
 from archipel.core.trees import Tree, decoded
 from archipel.data.federation import Federation
 from archipel.engines.batched import Batched
-from archipel.engines.carrier import Carrier, Outcome, log
+from archipel.engines.carrier import Carrier, Outcome, log, step_name
 from archipel.engines.loop import Loop
 from archipel.engines.operations import LARGE, Operations
 from archipel.engines.pool.processes import Processes
@@ -124,9 +124,9 @@ class Auto:
         self._batched.close()
 
     def run(self, step: Step, message: Tree, ids: Sequence[int], key: Tensor, *, training: bool) -> Iterator[Outcome]:
-        if step.__qualname__ not in self._chosen:
-            self._chosen[step.__qualname__] = self._choice(step, message, key, training)
-        yield from self._chosen[step.__qualname__].run(step, message, ids, key, training=training)
+        if step_name(step) not in self._chosen:
+            self._chosen[step_name(step)] = self._choice(step, message, key, training)
+        yield from self._chosen[step_name(step)].run(step, message, ids, key, training=training)
 
     def _choice(self, step: Step, message: Tree, key: Tensor, training: bool) -> Loop | Batched:
         with Operations() as counted:
@@ -134,7 +134,7 @@ class Auto:
         large = counted.largest >= LARGE
         log.info(
             "%s: %d operations a client, the largest of %.2g floating-point operations: %s.",
-            step.__qualname__,
+            step_name(step),
             counted.number,
             counted.largest,
             f"one by one on {self._loop.workers} threads" if large else "in batches",

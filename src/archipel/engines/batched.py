@@ -29,7 +29,7 @@ from archipel.core.trees import (
     tree_map,
 )
 from archipel.data.federation import Federation
-from archipel.engines.carrier import Outcome, log, usable
+from archipel.engines.carrier import Outcome, log, step_name, usable
 from archipel.engines.loop import Done, Loop
 from archipel.engines.operations import LARGE, Operations
 from archipel.engines.setting import DEFAULT, Setting
@@ -99,14 +99,14 @@ class Batched:
             return self.one(step, message, chunk, key, training)
 
         # Small operations would only wait for one another's turn at the interpreter.
-        large = self._largest[step.__qualname__] * self._chunk(step, message) >= LARGE
+        large = self._largest[step_name(step)] * self._chunk(step, message) >= LARGE
         threaded = large and self.workers > 1 and len(chunks) > 1
         for done in self._threads.map(one, step, chunks) if threaded else (one(step, chunk) for chunk in chunks):
             yield self.keep(done, training)
 
     def ready(self, step: Step, message: Tree, key: Tensor, training: bool) -> bool:
         """Whether the step can be batched; the first time this is tried."""
-        if not self._fallen_back and (step.__qualname__, training) not in self._probed:
+        if not self._fallen_back and (step_name(step), training) not in self._probed:
             self._probe(step, message, self._extremes(), key, training)
         return not self._fallen_back
 
@@ -138,8 +138,8 @@ class Batched:
         """How many clients at once: a client's part is what it starts from, and as much again to come back."""
         if self.chunk is None:
             part = sum(nbytes(leaf) for leaf in leaves(message) if isinstance(leaf, Tensor)) + self.states.bytes
-            self._chunks[step.__qualname__] = max(FEWEST, min(MOST, CACHE // max(1, 2 * part)))
-        return self.chunk or self._chunks[step.__qualname__]
+            self._chunks[step_name(step)] = max(FEWEST, min(MOST, CACHE // max(1, 2 * part)))
+        return self.chunk or self._chunks[step_name(step)]
 
     def compute(self, step: Step, message: Tree, ids: Tensor, key: Tensor, training: bool) -> tuple[Tree, Tree]:
         """The step's own result for a chunk: new states, and replies as they were packed, stacked."""
@@ -164,12 +164,12 @@ class Batched:
         return torch.tensor(sorted({by_size[0], by_size[-1]}))
 
     def _probe(self, step: Step, message: Tree, ids: Tensor, key: Tensor, training: bool) -> None:
-        self._probed.add((step.__qualname__, training))
+        self._probed.add((step_name(step), training))
         message = self.setting.to_device(decoded(message))
         # The loop goes first: an error it raises too is the step's own, and goes up as it is.
         with Operations() as counted:
             looped = [self.loop.compute(step, message, client, key, training)[1] for client in ids.tolist()]
-        self._largest[step.__qualname__] = counted.largest
+        self._largest[step_name(step)] = counted.largest
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("error", message=".*performance drop.*")
@@ -185,7 +185,7 @@ class Batched:
                 return
 
     def _fall_back(self, step: Step, reason: str) -> None:
-        log.warning("%s can't be batched over clients, so clients run one by one: %s", step.__qualname__, reason)
+        log.warning("%s can't be batched over clients, so clients run one by one: %s", step_name(step), reason)
         self._tables, self._fallen_back = {}, True
 
     def _data(self, ids: Tensor, training: bool) -> ClientData:

@@ -7,6 +7,7 @@ import math
 import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any, Protocol
 
 import torch
@@ -63,6 +64,11 @@ def client_data(federation: Federation, client: int, *, training: bool) -> Clien
         return ClientData(train)
     validation = Examples.of(parts.validation) if parts.validation else None
     return ClientData(train, validation, Examples.of(parts.test) if len(parts.test["x"]) else None)
+
+
+def step_name(step: Step) -> str:
+    """Name a step by the class of its algorithm, which may have inherited it: ``FedProx.train``."""
+    return f"{type(step.__self__).__name__}.{step.__name__}" if isinstance(step, MethodType) else step.__qualname__
 
 
 UNPICKLABLE = (pickle.PicklingError, AttributeError, TypeError)

@@ -169,9 +169,9 @@ class Handle:
 
     def _nobody(self) -> str:
         if not len(self.ids):
-            return f"Nobody was drawn for round {self.round}."
+            return f"Nobody was drawn for round {self.round + 1}."
         reasons = sorted({self.ledger.dropped.get(i, "no answer") for i in self.ids.tolist()})
-        return f"No reply could be used in round {self.round}: {len(self.ids)} asked; {', '.join(reasons)}."
+        return f"No reply could be used in round {self.round + 1}: {len(self.ids)} asked; {', '.join(reasons)}."
 
 
 def _usable(outcome: Outcome) -> tuple[Sequence[int], Tree]:

@@ -13,7 +13,7 @@ from archipel.core import keys
 from archipel.core.examples import ClientData
 from archipel.core.trees import Tree, decoded, deliver, nbytes, tree_map
 from archipel.data.federation import Federation
-from archipel.engines.carrier import Outcome, client_data, log, usable
+from archipel.engines.carrier import Outcome, client_data, log, step_name, usable
 from archipel.engines.setting import DEFAULT, Setting
 from archipel.engines.threads import Threads
 from archipel.states.table import States
@@ -57,14 +57,14 @@ class Loop:
 
     def run(self, step: Step, message: Tree, ids: Sequence[int], key: Tensor, *, training: bool) -> Iterator[Outcome]:
         rest, message = list(ids), self.setting.to_device(decoded(message))
-        if self.workers > 1 and rest and step.__qualname__ not in self._seen:
+        if self.workers > 1 and rest and step_name(step) not in self._seen:
             # The first client runs alone, to see whether the model draws by the generator that threads would share.
-            self._seen.add(step.__qualname__)
+            self._seen.add(step_name(step))
             before = torch.random.get_rng_state()
             done = self.one(step, message, rest[0], key, training)
             if not torch.equal(before, torch.random.get_rng_state()):
                 log.warning(
-                    "%s draws by torch's own generator: one worker instead of %d.", step.__qualname__, self.workers
+                    "%s draws by torch's own generator: one worker instead of %d.", step_name(step), self.workers
                 )
                 self.workers = 1
                 torch.random.set_rng_state(before)

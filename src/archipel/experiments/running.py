@@ -14,7 +14,8 @@ from archipel.experiments.config import RunConfig, algorithm_from
 from archipel.experiments.environment import write_environment
 from archipel.experiments.loading import CONFIG, checkpoint_of, config_of, load
 from archipel.experiments.reading import to_yaml
-from archipel.fit import Callback, fit
+from archipel.fit import fit
+from archipel.runs.callbacks import Callback
 from archipel.runs.evaluate import Evaluation
 from archipel.runs.run import Run
 from archipel.states.checkpoint import Checkpoint

@@ -13,9 +13,9 @@ import pytest
 import torch
 from rich.console import Console
 
+from archipel.core.lock import locked
 from archipel.experiments.grids.display import time_left
 from archipel.experiments.grids.grid import Cell, CellsFailed, perform, run_grid
-from archipel.experiments.grids.lock import alone
 from archipel.experiments.grids.workers import in_processes
 
 QUIET = Console(file=open(os.devnull, "w"))  # noqa: SIM115 (as long as the tests)
@@ -116,11 +116,11 @@ def test_a_second_command_meanwhile_is_told_so(tmp_path):
     for workers, cells in ((1, ["a"]), (2, ["b", "c"])):
         found = run_grid([Cell(name, intruder) for name in cells], tmp_path, workers=workers, console=QUIET)
         for name in cells:
-            assert found[name]["message"].startswith(f"Another command is at work in {tmp_path}; wait for its end")
+            assert found[name]["message"].startswith(f"Another process is writing to {tmp_path}; wait until it ends")
     # what is done can be read all the same, and afterwards all goes on
-    with alone(tmp_path):
+    with locked(tmp_path):
         assert run_grid([Cell("a", intruder)], tmp_path, workers=1, console=QUIET) == {"a": found["b"]}
-        with pytest.raises(ValueError, match="Another command"):
+        with pytest.raises(ValueError, match="Another process"):
             run_grid([Cell("a", intruder)], tmp_path, workers=1, fresh=True, console=QUIET)
     assert run_grid(squares(1), tmp_path, workers=1, console=QUIET)["squares/1"]["square"] == 1
 

@@ -22,7 +22,7 @@ from archipel.core.checks import above_zero, one_of, positive_int
 from archipel.core.trees import Tree, decoded, leaves, nbytes, tree_map
 from archipel.data.federation import Federation
 from archipel.engines.batched import Batched
-from archipel.engines.carrier import UNPICKLABLE, Outcome, log, not_sent
+from archipel.engines.carrier import UNPICKLABLE, Outcome, log, not_sent, step_name
 from archipel.engines.pool.memory import Memory
 from archipel.engines.pool.pool import Crew, Work
 from archipel.engines.pool.worker import Luggage, Operation, Part, known_to_all, serve, split_message
@@ -121,7 +121,7 @@ class Processes:
         try:
             content, _ = self._board.dump(Operation(step, shared, key, training), self._names)
         except UNPICKLABLE as error:
-            log.warning("%s can't be sent to workers, so it runs in this process: %s", step.__qualname__, error)
+            log.warning("%s can't be sent to workers, so it runs in this process: %s", step_name(step), error)
             yield from kernel.run(step, message, ids, key, training=training)
             return
 
@@ -153,7 +153,7 @@ class Processes:
         if self._batched.chunk is not None or not chunks:
             return [chunk.tolist() for chunk in chunks]
         size = min(len(chunks[0]), max(LEAST, math.ceil(len(ids) / PARTS)))
-        self._chunks[step.__qualname__] = size = math.ceil(len(ids) / math.ceil(len(ids) / size))
+        self._chunks[step_name(step)] = size = math.ceil(len(ids) / math.ceil(len(ids) / size))
         return [list(ids[start : start + size]) for start in range(0, len(ids), size)]
 
     def _groups(self, ids: Sequence[int], message: Tree) -> list[list[int]]:
@@ -165,7 +165,7 @@ class Processes:
     def _name(self, step: Step, chunk: Sequence[int]) -> str:
         names = [self.federation.clients[client].name for client in chunk]
         shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        return f"{step.__qualname__} for {shown}"
+        return f"{step_name(step)} for {shown}"
 
     def _packed(self) -> Luggage:
         try:

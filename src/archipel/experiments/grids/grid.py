@@ -16,11 +16,11 @@ from typing import Any
 
 from rich.console import Console
 
+from archipel.core.lock import locked
 from archipel.experiments.grids.display import GridBar
-from archipel.experiments.grids.lock import alone
 from archipel.experiments.grids.workers import Event, in_processes, in_this_process
 from archipel.experiments.running import flat
-from archipel.fit import describe
+from archipel.runs.identity import describe
 
 RESULT = "result.json"
 
@@ -127,14 +127,14 @@ def run_grid(
     if workers is not None and (isinstance(workers, bool) or workers < 1):
         raise ValueError(f"workers must be a whole number of at least 1; given {workers!r}.")
     if fresh:
-        with alone(place):
+        with locked(place):
             for cell in cells:
                 if (place / cell.name).exists():
                     shutil.rmtree(place / cell.name)
     records = _records(cells, place)
     messages: dict[str, str] = {}
     if len(records) < len(cells):
-        with alone(place):
+        with locked(place):
             messages = _complete(cells, place, workers, console)
         records = _records(cells, place)
     results = {cell.name: records[cell.name]["result"] for cell in cells if cell.name in records}

@@ -32,7 +32,8 @@ from archipel.engines.setting import Setting
 from archipel.experiments.grids.grid import Cell
 from archipel.families.gaussian import GaussianMixture
 from archipel.families.shrinkage import Ridge
-from archipel.fit import Moment, fit
+from archipel.fit import fit
+from archipel.runs.callbacks import Moment
 
 DIMENSION, COMPONENTS, EXAMPLES = 4, 3, 1280
 STATISTICS = COMPONENTS * (1 + DIMENSION + 1)

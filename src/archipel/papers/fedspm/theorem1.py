@@ -28,8 +28,9 @@ from archipel.data.client import Client
 from archipel.data.federation import Federation
 from archipel.data.inputs import Inputs
 from archipel.engines.setting import Setting
-from archipel.fit import Moment, fit
+from archipel.fit import fit
 from archipel.learning.sgd import SGD, Batch
+from archipel.runs.callbacks import Moment
 
 SIZES = (1, 2, 3)
 """n_i, so that ρ_i = 1/6, 1/3, 1/2."""

@@ -1,0 +1,97 @@
+"""A run's folder: its lock, its checkpoints and ``metrics.jsonl``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from archipel.core.lock import locked
+from archipel.engines.carrier import Carrier
+from archipel.runs.run import Run
+from archipel.states.checkpoint import Checkpoint
+
+
+class RunFolder:
+    """Where a run keeps its files, or nowhere.
+
+    Args:
+        path: the folder; ``None``: nothing is written.
+        identity: what the run computes, in JSON's types; a checkpoint of another identity is refused.
+    """
+
+    def __init__(self, path: Path | None, identity: dict[str, Any]) -> None:
+        self.path = path
+        self._identity: dict[str, Any] = json.loads(json.dumps(identity))
+
+    @classmethod
+    @contextmanager
+    def opened(cls, path: Path | None, identity: dict[str, Any]) -> Iterator[Self]:
+        """Yield the folder, locked until the end of the block.
+
+        Raises:
+            ValueError: another process is writing to it.
+        """
+        if path is None:
+            yield cls(None, identity)
+            return
+        with locked(path, nested=True):
+            yield cls(path, identity)
+
+    def resume(self, run: Run, carrier: Carrier) -> int:
+        """Load the latest checkpoint into a run and its carrier, and return the number of rounds done.
+
+        Raises:
+            ValueError: the folder holds another run, or damaged checkpoints.
+        """
+        checkpoint = None if self.path is None else Checkpoint.load(self.path)
+        if checkpoint is None:
+            return 0
+        there = checkpoint.facts.get("identity", {})
+        different = [name for name, value in self._identity.items() if there.get(name) != value]
+        if different:
+            raise ValueError(
+                f"{self.path} holds a run with another {' and '.join(different)}. Choose another folder, or start anew "
+                "there with resume=False."
+            )
+        carrier.states.load(checkpoint.clients)
+        run.server = checkpoint.server
+        run.history, run.table = checkpoint.facts["history"], checkpoint.facts["table"]
+        return checkpoint.round
+
+    def save(self, run: Run, carrier: Carrier) -> None:
+        """Write a checkpoint."""
+        if self.path is not None:
+            self._save(run, carrier, self.path)
+
+    def set_aside(self, run: Run, carrier: Carrier) -> Path | None:
+        """Write the state of a run that diverged to the subfolder ``diverged``; checkpoints stay as they are."""
+        if self.path is None:
+            return None
+        self._save(run, carrier, self.path / "diverged")
+        return self.path / "diverged"
+
+    def _save(self, run: Run, carrier: Carrier, place: Path) -> None:
+        run.clients = carrier.states
+        run.save(place, self._identity | {"engine": carrier.describe()})
+
+    def start_metrics(self, history: list[dict[str, Any]]) -> None:
+        """Write ``metrics.jsonl`` as far as the history goes; later rounds are made, and written, again."""
+        if self.path is not None:
+            with self._metrics("w") as file:
+                file.writelines(json.dumps(record) + "\n" for record in history)
+
+    def add_metrics(self, record: dict[str, Any]) -> None:
+        """Append a round's record to ``metrics.jsonl``."""
+        if self.path is not None:
+            with self._metrics("a") as file:
+                file.write(json.dumps(record) + "\n")
+
+    def _metrics(self, mode: str) -> Any:
+        assert self.path is not None
+        path = self.path / "metrics.jsonl"
+        if path.is_symlink():
+            raise ValueError(f"{path} is a symbolic link, and fit does not write through it. Remove it.")
+        return path.open(mode)
