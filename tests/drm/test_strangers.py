@@ -67,20 +67,81 @@ def test_whoever_is_far_from_all_clients_is_a_stranger_and_between_clients_too(t
     assert bool((watch.p_values(own) > 0.5).all())
 
 
-def test_scores_are_the_largest_normal_log_density(trained):
+def test_scores_are_the_largest_normal_log_density_of_features_and_standardised_columns(trained):
     run, federation = trained
-    watch = Watch.of(run, federation, embed=lambda x: x)
+    watch = Watch.of(run, federation, embed=lambda x: x[:, :1].square())
     x = torch.tensor([[0.5, 0.2], [3.0, 1.0]])
-    own = [client.train["x"].double().numpy() for client in federation.clients]
+    pooled = torch.cat([client.train["x"] for client in federation.clients]).double().numpy()
+
+    def features(x):
+        return np.concatenate([x[:, :1] ** 2, (x - pooled.mean(0)) / pooled.std(0)], axis=1)
+
+    own = [features(client.train["x"].double().numpy()) for client in federation.clients]
     scatter = [(z - z.mean(0)).T @ (z - z.mean(0)) for z in own]
     n = np.array([len(z) for z in own])
     within = sum(scatter) / n.sum()
     expected = [
-        multivariate_normal(z.mean(0), (s + 2 * within) / (len(z) + 2) + 1e-6 * np.trace(within) / 2 * np.eye(2))
+        multivariate_normal(z.mean(0), (s + 3 * within) / (len(z) + 3) + 1e-6 * np.trace(within) / 3 * np.eye(3))
         for z, s in zip(own, scatter, strict=True)
     ]
-    found = np.max([normal.logpdf(x.numpy()) for normal in expected], axis=0)
-    np.testing.assert_allclose(watch.scores(x), found, rtol=1e-9)
+    found = np.max([normal.logpdf(features(x.double().numpy())) for normal in expected], axis=0)
+    # The embedding squares in float32, 6e-8 of it, and the federation's mean and deviation are those of float32 values.
+    np.testing.assert_allclose(watch.scores(x), found, rtol=1e-6)
+
+
+class Forgetful(torch.nn.Module):
+    """An encoder with LayerNorm first: it sees no scale, so that impossible values look usual."""
+
+    def __init__(self, columns):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.Sequential(torch.nn.LayerNorm(columns), torch.nn.Linear(columns, 4), torch.nn.Tanh())
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def patients(seed, n=400):
+    """Three clients' tables: age, blood pressure, a yes-or-no column, a skewed laboratory value and a constant."""
+    rng = np.random.default_rng(seed)
+    tables = []
+    for site in range(3):
+        age = rng.normal(50 + 8 * site, 12, n)
+        pressure = 90 + 0.6 * age + rng.normal(0, 10, n)
+        table = np.stack([age, pressure, rng.integers(0, 2, n), rng.lognormal(0, 1, n), np.full(n, 7.0)], axis=1)
+        tables.append((table, (age + rng.normal(0, 10, n) > 55).astype(int)))
+    return tables
+
+
+def test_a_column_that_is_moved_by_100_deviations_is_told_and_false_alarms_stay_as_promised():
+    federation = Federation.from_arrays(patients(0), test=0.2, validation=0.2)
+    block = SGD(lr=0.1, steps=5, batch=32)
+    encoders = Forgetful(5), Forgetful(5)
+    spm = FedSPM(classification(encoders[0], federation), Network(encoders[1], federation.inputs), 1, block, block)
+    watch = Watch.of(fit(spm, federation, rounds=3), federation)
+    fresh = np.concatenate([table for table, _ in patients(1, n=1000)])
+    deviation = np.array(federation.inputs.std)
+    for column in range(5):
+        moved = fresh.copy()
+        moved[:, column] += 100 * deviation[column]
+        assert float(watch.strangers(moved).double().mean()) >= 0.95, column
+    # Four standard errors: of the rate among 3,000 queries, and of the quantile of 240 held-out scores.
+    alarms = float(watch.strangers(fresh, 0.05).double().mean())
+    assert len(watch.held_out) == 240
+    assert abs(alarms - 0.05) < 4 * np.sqrt(0.05 * 0.95 * (1 / 3000 + 1 / 240))
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i8", "f2", ">f4", ">i2"])
+def test_queries_of_any_dtype_are_scored_as_their_values(trained, dtype):
+    run, federation = trained
+    watch = Watch.of(run, federation)
+    values = [[3, 1], [0, 12]]
+    torch.testing.assert_close(watch.scores(np.array(values, dtype=dtype)), watch.scores(torch.tensor(values).float()))
+
+
+def test_a_print_shows_no_score(trained):
+    run, federation = trained
+    assert repr(Watch.of(run, federation)) == "Watch(a FedSPM, 2 clients, 6 features, 750 held-out scores)"
 
 
 def test_features_that_repeat_or_do_not_vary_are_no_trouble(trained):

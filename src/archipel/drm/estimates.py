@@ -10,8 +10,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from archipel.data.arrays import Values
+from archipel.drm.points import as_float64
 
-def means(weights: Tensor, values: Tensor) -> Tensor:
+
+def means(weights: Values, values: Values) -> Tensor:
     """Compute E_l f = Σ_j p_jl f(x_j).
 
     For f in the span of the basis h this is the population's own sample mean: there the model learns nothing from the
@@ -31,7 +34,7 @@ def means(weights: Tensor, values: Tensor) -> Tensor:
     return p.T @ f
 
 
-def distribution_functions(weights: Tensor, values: Tensor, at: Tensor) -> Tensor:
+def distribution_functions(weights: Values, values: Values, at: Values) -> Tensor:
     """Compute F_l(t) = Σ_j p_jl 1(f(x_j) ≤ t).
 
     Args:
@@ -49,14 +52,14 @@ def distribution_functions(weights: Tensor, values: Tensor, at: Tensor) -> Tenso
     tensor([[0.5000, 0.0000]], dtype=torch.float64)
     """
     ordered, cumulative = _steps(weights, values)
-    t = torch.as_tensor(at, dtype=torch.float64)
+    t = as_float64(at, "at")
     if bool(t.isnan().any()):
         raise ValueError("at holds NaN; give the numbers at which to evaluate distribution functions.")
     below = torch.searchsorted(ordered, t, right=True)
     return torch.cat([cumulative.new_zeros(1, cumulative.shape[1]), cumulative])[below]
 
 
-def quantiles(weights: Tensor, values: Tensor, levels: Tensor) -> Tensor:
+def quantiles(weights: Values, values: Values, levels: Values) -> Tensor:
     """Compute the smallest value at which F_l reaches a level, inf{t: F_l(t) ≥ u}.
 
     Args:
@@ -73,19 +76,19 @@ def quantiles(weights: Tensor, values: Tensor, levels: Tensor) -> Tensor:
     >>> quantiles(torch.tensor([[0.5, 0.0], [0.5, 1.0]]), torch.tensor([2.0, 4.0]), torch.tensor([0.5]))
     tensor([[2., 4.]], dtype=torch.float64)
     """
-    levels = torch.as_tensor(levels)
-    levels = levels if levels.is_floating_point() else levels.to(torch.float64)
-    u = levels.to(torch.float64)
+    u = as_float64(levels, "levels")
     if not bool(((u > 0) & (u <= 1)).all()):
         raise ValueError(f"levels are {u.tolist()}; they must be above 0 and at most 1.")
     ordered, cumulative = _steps(weights, values)
     # Sums of weights and levels in float32 have rounding errors. 0.05 must still select one point of twenty.
-    rounding = max(1e-12, torch.finfo(levels.dtype).eps)
+    rounding = max(
+        1e-12, torch.finfo(levels.dtype).eps if isinstance(levels, Tensor) and levels.is_floating_point() else 0
+    )
     reached = torch.searchsorted(cumulative.T.contiguous(), (u - rounding).expand(cumulative.shape[1], -1).contiguous())
     return ordered[reached.clamp(max=len(ordered) - 1)].T
 
 
-def _steps(weights: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+def _steps(weights: Values, values: Values) -> tuple[Tensor, Tensor]:
     p, f = _pair(weights, values)
     if f.dim() != 1:
         raise ValueError(f"values have the shape {tuple(f.shape)}; give one number for each point, ({len(p)},).")
@@ -95,10 +98,11 @@ def _steps(weights: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     return ordered, p[index].cumsum(0)
 
 
-def _pair(weights: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    if weights.dim() != 2 or len(values) != len(weights):
+def _pair(weights: Values, values: Values) -> tuple[Tensor, Tensor]:
+    p, f = as_float64(weights, "weights"), as_float64(values, "values")
+    if p.dim() != 2 or not f.dim() or len(f) != len(p):
         raise ValueError(
-            f"weights have the shape {tuple(weights.shape)} and there are {len(values)} values; give weights (points, "
+            f"weights have the shape {tuple(p.shape)} and values {tuple(f.shape)}; give weights (points, "
             "populations) and a value for every pooled point."
         )
-    return weights.to(torch.float64), values.to(torch.float64)
+    return p, f

@@ -71,7 +71,7 @@ class ClientSums:
     """
 
     algorithm: FedSPM
-    cache: RatioCache = field(default_factory=RatioCache)
+    cache: RatioCache = field(default_factory=RatioCache, repr=False)
 
     def totals(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
         """Return τ_i of the last M-step's responsibilities, ``(C,)``; max_j a_jl and log Σ_j exp(a_jl) by column."""
@@ -189,7 +189,7 @@ class Exchange:
 
     clients: Clients
     steps: ClientSums
-    ratio: Tree
+    ratio: Tree = field(repr=False)
 
     def __call__(self, step: str, **message: Tensor) -> Tree:
         """Run a step at all clients; raise :class:`Incomplete` if a reply isn't finite."""

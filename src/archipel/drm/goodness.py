@@ -6,13 +6,15 @@ for two populations. For more, the statistic is the largest distance of all popu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from archipel.core.checks import positive_int
+from archipel.data.arrays import Values
 from archipel.drm.model import DensityRatioModel, linear
+from archipel.drm.points import as_float64
 
 
 @dataclass(frozen=True)
@@ -23,11 +25,14 @@ class GoodnessOfFit:
         statistic: max over populations l and coordinates of √τ_l sup_t |F̂_l(t) − F̃_l(t)|.
         p_value: (1 + replicates at least as large)/(1 + replicates); small if the basis doesn't fit.
         replicates: ``(B,)`` statistics of samples drawn from the fitted model.
+        separated: how many replicates the basis separates. Their likelihood has no finite maximum, but their
+            distributions have a limit, and so has the statistic, with which they count.
     """
 
     statistic: float
     p_value: float
-    replicates: Tensor
+    replicates: Tensor = field(repr=False)
+    separated: int = 0
 
 
 def distance(model: DensityRatioModel, values: Tensor) -> float:
@@ -55,7 +60,7 @@ def distance(model: DensityRatioModel, values: Tensor) -> float:
 
 def goodness_of_fit(
     model: DensityRatioModel,
-    values: Tensor | None = None,
+    values: Values | None = None,
     *,
     replicates: int = 199,
     ridge: float = 0.0,
@@ -87,7 +92,7 @@ def goodness_of_fit(
     sizes = model.tau.round().long()
     if not bool(((model.memberships == 0) | (model.memberships == 1)).all()):
         raise ValueError("memberships are shares; goodness of fit needs known populations (one-hot memberships).")
-    x = model.points.reshape(len(model.points), -1).to(torch.float64) if values is None else values
+    x = linear(model.points) if values is None else as_float64(values, "values")
     if x.dim() != 2 or len(x) != len(model.points) or not bool(x.isfinite().all()):
         raise ValueError(
             f"values have the shape {tuple(x.shape)}; give finite numbers, ({len(model.points)}, coordinates), one row "
@@ -98,14 +103,15 @@ def goodness_of_fit(
     labels = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
     memberships = torch.nn.functional.one_hot(labels, len(sizes)).double()
     masses = model.distributions.T
-    found = []
+    found, separated = [], 0
     for _ in range(replicates):
         drawn = torch.cat(
             [p.multinomial(int(n), True, generator=generator) for p, n in zip(masses, sizes, strict=True)]
         )
-        again = DensityRatioModel.fit(model.features[drawn], memberships, linear, ridge=ridge)
+        again, apart = DensityRatioModel.fit_limit(model.features[drawn], memberships, linear, None, ridge, 1e-12, 100)
+        separated += apart is not None
         found.append(distance(again, x[drawn]))
     stats = torch.tensor(found, dtype=torch.float64)
     # A replicate that equals the statistic up to rounding counts as at least as large.
     extreme = int((stats >= statistic * (1 - 1e-12)).sum())
-    return GoodnessOfFit(statistic, (1 + extreme) / (1 + replicates), stats)
+    return GoodnessOfFit(statistic, (1 + extreme) / (1 + replicates), stats, separated)

@@ -9,7 +9,7 @@ likelihood, 2001, section 3.14.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from archipel.core.checks import above_zero, positive_int
 from archipel.drm.newton import newton
+from archipel.drm.points import as_float64
 
 LARGEST = 600.0
 """Log-ratios above this would need weights r below 10⁻²⁶⁰."""
@@ -40,7 +41,7 @@ class Multipliers:
     """
 
     values: Tensor
-    weights: Tensor
+    weights: Tensor = field(repr=False)
     value: float
     iterations: int
     residual: float
@@ -111,7 +112,7 @@ def multipliers(
 
 def checked(log_ratios: Tensor) -> Tensor:
     """Convert log-ratios to float64; raise ValueError for invalid ones."""
-    a = torch.as_tensor(log_ratios).detach().to(torch.float64)
+    a = as_float64(log_ratios, "log_ratios").detach()
     if a.dim() != 2 or 0 in a.shape:
         raise ValueError(
             f"log_ratios has the shape {tuple(a.shape)}; give (points, populations), at least one of each."

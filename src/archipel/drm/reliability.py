@@ -65,13 +65,15 @@ def reliability(posterior: Tensor, origin: Tensor) -> Reliability:
             f"posterior has the shape {tuple(posterior.shape)} and origin {tuple(origin.shape)}; give "
             "(queries, clients) and (queries,), with at least one query."
         )
+    rounding = torch.finfo(posterior.dtype).eps if posterior.is_floating_point() else 0.0
+    posterior = posterior.to(torch.float64)
     rows = posterior.sum(1)
-    if bool((posterior < 0).any()) or not torch.allclose(rows, torch.ones_like(rows), atol=1e-4):
+    if bool((posterior < 0).any()) or not torch.allclose(rows, torch.ones_like(rows), atol=1e-4 + rounding):
         raise ValueError(
             "posterior must hold probabilities: 0 or above, with rows that sum to 1. A model's route(x) gives "
             "logarithms: pass route(x).exp()."
         )
-    sure, client = posterior.to(torch.float64).max(dim=1)
+    sure, client = posterior.max(dim=1)
     right = (client == origin).double()
     place = ((sure * BINS).ceil().long() - 1).clamp(0, BINS - 1)
     count = torch.bincount(place, minlength=BINS)

@@ -25,12 +25,13 @@ from archipel.algorithms.fedspm import FedSPM
 from archipel.core.checks import kind_of, one_of
 from archipel.data.arrays import Values
 from archipel.data.federation import Federation
+from archipel.data.inputs import Inputs
 from archipel.learning.networks import Copies
 from archipel.runs.answers import PIECE
 from archipel.runs.run import Run
 
 Embed = Callable[[Tensor], Tensor]
-"""Examples as the federation stores them, (n, *shape), to features (n, d)."""
+"""A function of examples as the federation stores them, (n, *shape), to features (n, d)."""
 
 
 def p_values(held_out: Tensor, scores: Tensor) -> Tensor:
@@ -51,30 +52,33 @@ def p_values(held_out: Tensor, scores: Tensor) -> Tensor:
     >>> p_values(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 2.5]))
     tensor([0.2500, 0.7500], dtype=torch.float64)
     """
+    held_out, scores = held_out.to(torch.float64), scores.to(torch.float64)
     if bool(held_out.isnan().any()) or bool(scores.isnan().any()):
         raise ValueError("scores hold NaN. Check the queries and the encoders' outputs for NaN.")
     ordered = held_out.sort().values
-    below = torch.searchsorted(ordered, scores.to(ordered.dtype).contiguous(), right=True)
+    below = torch.searchsorted(ordered, scores.contiguous(), right=True)
     return (1 + below).to(torch.float64) / (1 + len(ordered))
 
 
 @dataclass(frozen=True, eq=False)
 class Watch:
-    """Tells which queries to a trained run resemble no client's data.
+    """A detector of queries to a trained run that resemble no client's data.
 
-    The score of a query is max_i log N(z(x); m_i, S_i): z what the run's shared encoders make of it, m_i and S_i the
-    mean and covariance of z over client i's training examples, S_i drawn towards the mean covariance within clients as
-    if by d further examples. Its p-value compares the score with those of held-out examples of all clients.
+    The score of a query is max_i log N(z(x); m_i, S_i). z(x) are the outputs of the run's shared encoders; for tables
+    the standardised columns are appended, since an encoder may map impossible values to usual features (LayerNorm
+    removes the scale of what it is given). m_i and S_i are the mean and covariance of z over client i's training
+    examples; S_i is shrunk towards the mean covariance within clients with the weight of d examples. The p-value of a
+    query compares its score with those of held-out examples of all clients.
 
-    Client i has to reveal n_i, Σ_j z_j and Σ_j z_j z_jᵀ, and the score of each held-out example.
+    Client i reveals n_i, Σ_j z_j and Σ_j z_j z_jᵀ, and the score of each held-out example.
 
-    The promise is a rate over all clients' queries together, and for queries like the held-out ones: of these, at
-    level 0.05, one in twenty is held to be strange. It says nothing of how many strangers are told: those that the
-    encoders map to where clients' data are can't be.
+    The promise is a rate over the queries of all clients together, if they are distributed like the held-out examples:
+    at level 0.05, one in twenty of them is called a stranger. The share of strangers that are detected isn't promised:
+    images that the encoders map to where clients' data are go unnoticed.
 
     Args:
-        run: trained.
-        embed: z.
+        run: a trained run.
+        embed: z, a function of stored examples ``(n, *shape)`` that returns ``(n, d)``.
         normals: N(m_i, S_i), a batch of m.
         held_out: ``(N,)`` scores of held-out examples.
 
@@ -109,14 +113,15 @@ class Watch:
         held_out: Literal["validation", "test"] = "validation",
         embed: Embed | None = None,
     ) -> Watch:
-        """Fits densities to clients' training examples and keeps the scores of held-out ones.
+        """Fit densities to clients' training examples, and keep the scores of held-out examples.
 
         Args:
             run: trained on the federation.
-            federation: with the held-out examples.
-            held_out: the split whose scores are compared with. With "test" no test example is left to check the rate
+            federation: with held-out examples.
+            held_out: the split that queries are compared with. With "test", no test example is left to check the rate
                 of false alarms on.
-            embed: z; ``None``: the outputs of FedSPM's two encoders, side by side.
+            embed: features of stored examples, ``(n, *shape)`` to ``(n, d)``; ``None``: the outputs of FedSPM's two
+                encoders, side by side. For tables the standardised columns are appended to either.
 
         Raises:
             ValueError: no examples are held out.
@@ -126,10 +131,11 @@ class Watch:
         parts = [client.splits.get(held_out, {}).get("x", torch.zeros(0)) for client in federation.clients]
         if sum(len(part) for part in parts) == 0:
             raise ValueError(
-                f"{federation.name!r} holds no {held_out} examples, which false alarms are counted on. Divide it with "
-                "validation=0.1, say, or give held_out='test'."
+                f"{federation.name!r} holds no {held_out} examples, from which the rate of false alarms is known. "
+                "Divide it with validation=0.1, for example, or give held_out='test'."
             )
         z = encoders(run) if embed is None else embed
+        z = _beside_columns(z, run.facts.inputs) if run.facts.inputs.kind == "table" else z
         moments = [_moments(_pieces(z, client.train["x"])) for client in federation.clients]
         normals = _normals(moments)
         scores = torch.cat([_score(normals, _pieces(z, part)) for part in parts if len(part)])
@@ -137,30 +143,35 @@ class Watch:
 
     @torch.no_grad()
     def scores(self, x: Values) -> Tensor:
-        """``(n,)`` float64 max_i log N(z(x); m_i, S_i) of raw queries: the lower, the stranger."""
+        """Compute max_i log N(z(x); m_i, S_i) of raw queries, ``(n,)`` float64: the lower, the stranger."""
         return _score(self.normals, _pieces(self.embed, self.run.facts.inputs.prepare(x)))
 
     def p_values(self, x: Values) -> Tensor:
-        """``(n,)`` float64: the share of held-out examples that are at least as strange."""
+        """Compute the share of held-out examples that are at least as strange as each query, ``(n,)`` float64."""
         return p_values(self.held_out, self.scores(x))
 
     def strangers(self, x: Values, level: float = 0.05) -> Tensor:
-        """``(n,)`` bool: whether to abstain, with false alarms at a rate of at most ``level``.
+        """Tell which queries to abstain from, ``(n,)`` bool, with false alarms at a rate of at most ``level``.
 
         Raises:
-            ValueError: a level that isn't between 0 and 1, or below what the held-out examples can tell.
+            ValueError: a level that isn't between 0 and 1, or too small for the number of held-out examples.
         """
         least = 1 / (1 + len(self.held_out))
         if not least <= level < 1:
             raise ValueError(
-                f"level is {level}; it is a rate of false alarms below 1, and with {len(self.held_out)} held-out "
-                f"examples at least {least:.2g}."
+                f"level is {level}; give a rate of false alarms below 1 and, with {len(self.held_out)} held-out "
+                f"examples, of at least {least:.2g}."
             )
         return self.p_values(x) <= level
 
+    def __repr__(self) -> str:
+        """Describe the detector without scores of clients' examples."""
+        m, d = self.normals.loc.shape
+        return f"Watch({kind_of(self.run.algorithm)}, {m} clients, {d} features, {len(self.held_out)} held-out scores)"
+
 
 def encoders(run: Run) -> Embed:
-    """Z of a FedSPM run: the outputs of h and g, of all components if each has its own.
+    """Return z of a FedSPM run: the outputs of h and g, of all components if each has its own encoder.
 
     Raises:
         TypeError: another algorithm.
@@ -168,7 +179,7 @@ def encoders(run: Run) -> Embed:
     algorithm, server = run.algorithm, run.server
     if not isinstance(algorithm, FedSPM):
         raise TypeError(
-            f"Watch knows the encoders of FedSPM; given {kind_of(algorithm)}. Give embed, a function of examples "
+            f"Watch knows the encoders of FedSPM only; given {kind_of(algorithm)}. Pass embed, a function of examples "
             "(n, *shape) that returns features (n, d)."
         )
     shared = algorithm.encoders == "shared"
@@ -180,6 +191,15 @@ def encoders(run: Run) -> Embed:
         return torch.cat([(z[:, :1] if shared else z).flatten(1) for z in outputs], dim=1)
 
     return embed
+
+
+def _beside_columns(embed: Embed, inputs: Inputs) -> Embed:
+    """Append a table's standardised columns, in float64, to its features."""
+
+    def both(x: Tensor) -> Tensor:
+        return torch.cat([embed(x).to(torch.float64), inputs.normalise(x.to(torch.float64))], dim=1)
+
+    return both
 
 
 def _pieces(embed: Embed, x: Tensor) -> Tensor:

@@ -13,12 +13,17 @@ import torch
 from torch import Tensor
 
 from archipel.drm.newton import newton
-
-APART = 1e-6
-"""Points that two populations share, as Σ_j P(l|x_j) P(k|x_j), below which they are held to share none."""
+from archipel.drm.separation import Separation, separation
 
 
-def fit_tilts(features: Tensor, memberships: Tensor, ridge: float, tolerance: float, max_iterations: int) -> Tensor:
+class Tilts(NamedTuple):
+    """The maximum: γ and ξ, ``(L, d + 1)``; γ isn't normalised. ``separated`` if it lies at infinity."""
+
+    values: Tensor
+    separated: Separation | None
+
+
+def fit_tilts(features: Tensor, memberships: Tensor, ridge: float, tolerance: float, max_iterations: int) -> Tilts:
     """Maximise the dual empirical log-likelihood Σ_jl w_jl a_jl − Σ_j log Σ_l τ_l exp(a_jl) in γ and ξ.
 
     Newton steps are computed by conjugate gradients on standardised features. A step costs O(n · L · d). Directions
@@ -32,10 +37,11 @@ def fit_tilts(features: Tensor, memberships: Tensor, ridge: float, tolerance: fl
         max_iterations: the most Newton steps.
 
     Returns:
-        ``(L, d + 1)``: γ and ξ. γ isn't normalised.
+        The tilts. If the basis separates populations, the likelihood has no maximum: then these tilts are so far on
+        the way to infinity that the distributions are those of the limit to ``tolerance``, and ``separated`` says so.
 
     Raises:
-        ValueError: no finite maximum, since the basis separates populations; or features too large to be squared.
+        ValueError: features too large to be squared, or too few Newton steps.
     """
     n, L = memberships.shape
     mean, std = features.mean(0), features.std(0, correction=0)
@@ -51,16 +57,15 @@ def fit_tilts(features: Tensor, memberships: Tensor, ridge: float, tolerance: fl
         lambda place: float(place.gradient.abs().max()) <= tolerance * n,
         max_iterations,
     )
-    if not ridge:
-        _check_overlap(here.posterior)
     if float(here.gradient.abs().max()) > 1e-6 * n:
         raise ValueError(
-            f"the fit isn't at its maximum after {max_iterations} Newton steps. A basis that keeps populations apart "
-            "has none: give ridge=1e-3 or more, or fewer features."
+            f"the fit isn't at its maximum after {max_iterations} Newton steps. A basis that separates populations has "
+            "none: give ridge=1e-3 or more, or fewer features."
         )
+    separated = None if ridge else separation(h, memberships, here.posterior)
     tilts = flat.reshape(L, -1)
     xi = tilts[:, 1:] / std
-    return torch.cat([(tilts[:, 0] - xi @ mean)[:, None], xi], dim=1)
+    return Tilts(torch.cat([(tilts[:, 0] - xi @ mean)[:, None], xi], dim=1), separated)
 
 
 def unit_masses(log_ratios: Tensor, tau: Tensor) -> Tensor:
@@ -146,17 +151,3 @@ def conjugate_gradients(curvature: Callable[[Tensor], Tensor], target: Tensor) -
         new = left @ left
         along, square = left + (new / square) * along, new
     return x
-
-
-def _check_overlap(posterior: Tensor) -> None:
-    """Raise ValueError unless shared points link every population to every other."""
-    links = (posterior.T @ posterior > APART).to(torch.float64)
-    reached = links[0] > 0
-    for _ in links:
-        reached = links[reached].sum(0) > 0
-    if not bool(reached.all()):
-        one, other = (reached.nonzero()[:, 0].tolist(), (~reached).nonzero()[:, 0].tolist())
-        raise ValueError(
-            f"the basis keeps populations {one[:5]} apart from {other[:5]}: they share no points, and their "
-            "density ratio grows without bound. Give ridge=1e-3 or more, a basis of fewer features, or more data."
-        )

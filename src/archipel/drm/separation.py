@@ -1,0 +1,133 @@
+"""Separated populations: when a multinomial logistic regression has no finite maximum.
+
+A. Albert, J. A. Anderson: On the existence of maximum likelihood estimates in logistic regression models, Biometrika
+71, 1984. With H_j = (1, h(x_j)), the maximum is finite (up to directions that change no log-ratio) unless some β
+satisfies (β_k − β_l)ᵀH_j ≥ 0 for every point j of every population k and every other population l, and > 0 for one of
+them. Separation is complete if all are above 0 for a pair of groups, and quasi-complete otherwise. Points that several
+populations share need equality among those.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import optimize, sparse
+from torch import Tensor
+
+SMALL = 1e-3
+"""Without a probability below this, at a maximum that is reached to 1e-6, nothing is separated."""
+MARGIN = 1e-5
+"""A margin (β_k − β_l)ᵀH_j, with |β| ≤ 1 and standardised features, that is above 0 beyond the solver's tolerance."""
+ROWS = 2000
+"""Constraints that a linear programme gains at a time."""
+
+
+class Separation(NamedTuple):
+    """Population ``inner`` has so many ``points`` with an unbounded density ratio to population ``outer``."""
+
+    inner: int
+    outer: int
+    points: int
+
+
+def separation(h: Tensor, memberships: Tensor, posterior: Tensor) -> Separation | None:
+    """Find out whether the basis separates populations, by a linear programme.
+
+    Args:
+        h: ``(n, d + 1)`` float64, 1 and standardised features.
+        memberships: ``(n, L)`` w.
+        posterior: ``(n, L)`` P(l|x_j) of a fit. Its large entries are the constraints to begin with.
+
+    Returns:
+        The pair of populations with the most separated points; ``None`` if the maximum is finite.
+
+    >>> h = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
+    >>> w = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]], dtype=torch.float64)  # 0 | 0, 1
+    >>> separation(h, w, torch.tensor([[0.5, 0.5], [0.5, 0.5], [0.0, 1.0]]))
+    Separation(inner=1, outer=0, points=1)
+    """
+    outside = memberships == 0
+    if not bool((outside & (posterior < SMALL)).any()):
+        return None
+    L = memberships.shape[1]
+    own = memberships.argmax(1)
+    point, other = (torch.arange(L) != own[:, None]).nonzero(as_tuple=True)
+    strict = outside[point, other]  # the others are shared points: equality
+    order = torch.argsort(posterior[point, other], descending=True)
+    chosen = torch.zeros(len(point), dtype=torch.bool)
+    chosen[order[:ROWS]] = True
+    goal = _Pairs(h, own, point[strict], other[strict], L).total()
+    everything = _Pairs(h, own, point, other, L)
+    while True:
+        pairs = _Pairs(h, own, point[chosen], other[chosen], L)
+        beta = _best(goal, pairs.matrix(), strict[chosen].numpy())
+        margins = everything.margins(beta)
+        if float(margins[strict].max()) <= MARGIN:
+            return None
+        wrong = torch.where(strict, -margins, margins.abs())
+        wrong[chosen] = 0
+        worst = wrong.topk(min(ROWS, len(wrong)))
+        missing = worst.indices[worst.values > MARGIN / 10]
+        if not len(missing):
+            break
+        chosen[missing] = True
+    apart = torch.zeros(L, L, dtype=torch.int64)
+    far = strict & (margins > MARGIN)
+    apart.index_put_((own[point[far]], other[far]), torch.ones((), dtype=torch.int64), accumulate=True)
+    inner, outer = divmod(int(apart.argmax()), L)
+    return Separation(inner, outer, int(apart[inner, outer]))
+
+
+class _Pairs(NamedTuple):
+    """Rows (e_k − e_l) ⊗ H_j: point j of population k = own_j against population l."""
+
+    h: Tensor
+    own: Tensor
+    point: Tensor
+    other: Tensor
+    L: int
+
+    def total(self) -> NDArray[np.float64]:
+        """Sum the rows, divided by their largest entry, ``(L (d + 1),)``."""
+        rows, sums = self.h[self.point], torch.zeros(self.L, self.h.shape[1], dtype=self.h.dtype)
+        sums.index_add_(0, self.own[self.point], rows).index_add_(0, self.other, rows, alpha=-1)
+        total: NDArray[np.float64] = (sums / sums.abs().max().clamp(min=1e-300)).flatten().numpy()
+        return total
+
+    def matrix(self) -> sparse.csr_matrix:
+        """Return the rows, ``(rows, L (d + 1))``."""
+        width = self.h.shape[1]
+        columns = torch.arange(width)
+        index = torch.cat(
+            [self.own[self.point][:, None] * width + columns, self.other[:, None] * width + columns], dim=1
+        )
+        rows = self.h[self.point]
+        values = torch.cat([rows, -rows], dim=1)
+        starts = np.arange(len(rows) + 1) * 2 * width
+        return sparse.csr_matrix(
+            (values.flatten().numpy(), index.flatten().numpy(), starts), shape=(len(rows), self.L * width)
+        )
+
+    def margins(self, beta: Tensor) -> Tensor:
+        """Return (β_k − β_l)ᵀH_j for each row, ``(rows,)``."""
+        scores = self.h @ beta.reshape(self.L, -1).T
+        found: Tensor = scores[self.point, self.own[self.point]] - scores[self.point, self.other]
+        return found
+
+
+def _best(goal: NDArray[np.float64], rows: sparse.csr_matrix, strict: NDArray[np.bool_]) -> Tensor:
+    """Maximise goal · β subject to rows · β ≥ 0, or = 0 where not strict, and |β| ≤ 1."""
+    found = optimize.linprog(
+        -goal,
+        A_ub=-rows[strict] if strict.any() else None,
+        b_ub=np.zeros(int(strict.sum())) if strict.any() else None,
+        A_eq=rows[~strict] if not strict.all() else None,
+        b_eq=np.zeros(int((~strict).sum())) if not strict.all() else None,
+        bounds=(-1, 1),
+        method="highs",
+    )
+    beta = np.zeros_like(goal) if found.x is None else found.x  # β = 0 satisfies all
+    return torch.from_numpy(np.asarray(beta, dtype=np.float64))
