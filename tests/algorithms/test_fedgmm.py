@@ -415,6 +415,6 @@ def test_parts_of_another_kind_are_refused(uneven):
     with pytest.raises(TypeError, match=r"router is a Network\(module, federation\.inputs\); given a Linear"):
         FedGMM(task, nn.Linear(3, 4))
     with pytest.raises(
-        ValueError, match=r"Linear can't take the federation's examples, float32 of shape \(n, \*\(3,\)\)"
+        ValueError, match=r"Linear can't process the federation's examples, float32 of shape \(n, \*\(3,\)\)"
     ):
         fit(FedGMM(task, Network(nn.Linear(4, 2), uneven.inputs)), uneven, rounds=1)

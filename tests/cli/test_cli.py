@@ -185,7 +185,7 @@ def test_divergence_is_told(tmp_path) -> None:
         (["run", "digits-fedspm", "rouns=3"], "Did you mean 'rounds'"),
         (["run", "nowhere.yaml"], "There is no file nowhere.yaml"),
         (["show", "digits-fedspm", "algorithm.components=0"], "greater than or equal to 1; given 0"),
-        (["run", "digits-fedspm", "encoder.name=mlp", "encoder.options.hidden=[0]"], "layers of 1 or more"),
+        (["run", "digits-fedspm", "encoder.name=mlp", "encoder.options.hidden=[0]"], "a width of 1 or more"),
         (["run", "digits-fedavg", "encoder.options.channels=5"], "can't be built with the options"),
         (["run", "digits-fedavg", "data.clients=2000"], "client"),
         (["evaluate", "nowhere"], "no such folder"),

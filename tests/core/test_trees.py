@@ -86,7 +86,7 @@ def test_integers_are_rounded_and_not_truncated():
 
 
 def test_a_mean_of_nothing_is_refused():
-    with pytest.raises(ValueError, match="Nothing to average"):
+    with pytest.raises(ValueError, match="There is nothing to average"):
         Sum().mean()
 
 

@@ -21,7 +21,8 @@ from archipel import (
     regression,
 )
 from archipel.core import keys
-from archipel.learning.networks import Copies, linear_init, modules_of
+from archipel.learning.contents import find_modules
+from archipel.learning.networks import Copies, linear_init
 
 
 class Bare(nn.Module):
@@ -242,7 +243,7 @@ def test_a_wrong_pairing_of_task_and_targets_is_refused(uneven):
 
 def test_modules_that_do_not_fit_are_refused(uneven):
     with pytest.raises(
-        ValueError, match=r"Linear can't take the federation's examples, float32 of shape \(n, \*\(3,\)\)"
+        ValueError, match=r"Linear can't process the federation's examples, float32 of shape \(n, \*\(3,\)\)"
     ):
         classification(nn.Linear(4, 2), uneven)
     with pytest.raises(ValueError, match=r"Linear can't take .* float32"):
@@ -286,5 +287,5 @@ def test_a_whole_module_trains_as_encoder_and_head_do(uneven):
 
 def test_modules_are_found_wherever_a_dataclass_holds_them(uneven):
     task = classification(nn.Sequential(nn.Linear(3, 4), nn.Dropout()), uneven)
-    found = {type(module) for module in modules_of([FedAvg(task, SGD(steps=1)), "not a module"])}
+    found = {type(module) for module in find_modules([FedAvg(task, SGD(steps=1)), "not a module"])}
     assert found == {nn.Sequential, nn.Linear, nn.Dropout}

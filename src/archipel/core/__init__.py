@@ -1,1 +1,1 @@
-"""What everything stands on: trees of tensors, keys, examples, cohorts, checks."""
+"""The foundation of all other packages: trees of tensors, keys, examples, cohorts, checks."""

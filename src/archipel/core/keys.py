@@ -1,13 +1,13 @@
 """Counter-based randomness: a key is an int64 tensor, and every draw is a pure function of a key.
 
-Looped, batched, multi-process and networked runs draw the same numbers, because nothing but the key decides them; an
-evaluation cannot disturb training, because there is no hidden generator to advance. Everything here is made of tensor
-operations without branches, so that it works inside ``torch.func.vmap``, where keys come in batches. Outside of it the
-same words are made by Python and NumPy: on a key or the indices of a minibatch torch's operations cost more to call.
+Looped, batched, multi-process and networked runs draw the same numbers, because the key alone determines them. An
+evaluation can't disturb training, because there is no hidden generator state. All functions consist of tensor
+operations without branches, so they work inside ``torch.func.vmap`` on batches of keys. Outside of ``vmap`` Python and
+NumPy compute the same words, since for a key or a minibatch's indices calling torch takes longer than the computation.
 
-The generator is SplitMix64 [1]: the i-th 64-bit word of a stream is ``mix(key + i * 0x9E3779B97F4A7C15)``, ``mix``
-being its finaliser. Child keys come from :func:`fold`. Reusing a key gives the same numbers again: two steps that must
-see the same minibatches share a key, everything else folds in a name of its own.
+The generator is SplitMix64 [1]: the i-th 64-bit word of a stream is ``mix(key + i * 0x9E3779B97F4A7C15)``, where
+``mix`` is its finaliser. :func:`fold` makes child keys. The same key gives the same numbers again: two steps that must
+see the same minibatches share a key, and everything else folds in its own name.
 
 [1] G. L. Steele, D. Lea, C. H. Flood: Fast splittable pseudorandom number generators. OOPSLA 2014.
 """
@@ -32,14 +32,14 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
 _LARGEST = 2**63 - 1
-# Arrays without dimensions: with a NumPy scalar or a Python integer an operation on a short array takes twice as long.
+# Arrays without dimensions: with a NumPy scalar or a Python integer, an operation on a short array takes twice as long.
 _BY_30, _BY_27, _BY_31, _TIMES_1, _TIMES_2 = (np.array(n, np.uint64) for n in (30, 27, 31, _MIX_1, _MIX_2))
 Words = Any
 """Unsigned 64-bit words outside of torch: a Python integer below 2⁶⁴, or a NumPy array of uint64."""
 
 
 def _shift(z: Tensor, bits: int) -> Tensor:
-    """Logical right shift; torch's own shift of an int64 copies the sign bit."""
+    """Shift right and fill with zeros; torch's shift of an int64 copies the sign bit."""
     shifted: Tensor = (z >> bits) & (2 ** (64 - bits) - 1)
     return shifted
 
@@ -52,7 +52,7 @@ def _mix(z: Tensor) -> Tensor:
 
 
 def _mix_words(z: Words) -> Words:
-    """The same of words; an array is mixed in place."""
+    """Mix words outside of torch, an array in place."""
     if isinstance(z, int):
         z = (z ^ (z >> 30)) * _MIX_1 & _WORD
         z = (z ^ (z >> 27)) * _MIX_2 & _WORD
@@ -70,7 +70,7 @@ def _signed(word: int) -> int:
 
 
 def _plain(item: Tensor | int | str) -> bool:
-    """Whether numbers may be looked at: outside of vmap, and not on a device that would have to be waited for."""
+    """Whether values may be read: outside of vmap, and in the CPU's memory, where nothing has to be waited for."""
     return not isinstance(item, Tensor) or (item.is_cpu and not inside_vmap())
 
 
@@ -81,7 +81,7 @@ def _words(item: Tensor | int | str) -> Words:
 
 
 def _tensor(words: Words) -> Tensor:
-    # By way of NumPy a number is a tensor in a third of the time, and on the CPU whatever the default device is.
+    # Through NumPy this takes a third of the time, and the tensor is on the CPU for any default device.
     return torch.from_numpy(np.array(_signed(words)) if isinstance(words, int) else words.view(np.int64))
 
 
@@ -91,10 +91,10 @@ def _number(name: str) -> int:
 
 
 def key(seed: int) -> Tensor:
-    """The root key of a run.
+    """Return the root key of a run.
 
     Args:
-        seed: any Python integer that fits 64 bits.
+        seed: a Python integer of at most 64 bits.
 
     Returns:
         An int64 tensor of shape ``()``.
@@ -106,14 +106,14 @@ def key(seed: int) -> Tensor:
 
 
 def fold(key: Tensor, *data: int | str | Tensor) -> Tensor:
-    """A child key for each thing folded in, in order: a round, a client, the name of a purpose.
+    """Return a child key: a round, a client or the name of a purpose is folded in, one after another.
 
     Args:
         key: int64, any shape (one key or a batch of keys).
         data: integers, names, or int64 tensors that broadcast against ``key``.
 
     Returns:
-        int64, the broadcast shape.
+        int64 of the broadcast shape.
 
     >>> root = key(0)
     >>> bool(fold(root, 3, "batches") == fold(fold(root, 3), "batches"))
@@ -134,12 +134,12 @@ def fold(key: Tensor, *data: int | str | Tensor) -> Tensor:
 
 
 def bits(key: Tensor, *shape: int) -> Tensor:
-    """64 random bits an element, as int64: the first words of the key's stream."""
+    """Draw 64 random bits for each element, as int64: the first words of the key's stream."""
     return _stream(key, math.prod(shape)).reshape(shape)
 
 
 def _stream(key: Tensor, count: int) -> Tensor:
-    """The first words of each key's stream, ``(…, count)``."""
+    """Return the first words of each key's stream, ``(…, count)``."""
     if _plain(key):
         return _tensor(_stream_words(key, count))
     counter = torch.arange(1, count + 1, dtype=torch.int64, device=key.device)
@@ -151,9 +151,9 @@ def _counted(first: int, last: int) -> Words:
 
 
 _PIECE = 8192
-"""Words that stay in the cache while they are mixed."""
+"""Number of words that fit into the processor's cache while they are mixed."""
 _COUNTED = _counted(1, _PIECE)
-"""Kept for short streams, minibatches above all: what a stream adds to its key."""
+"""What a stream adds to its key, kept for short streams such as minibatches."""
 
 
 def _stream_words(key: Tensor, count: int) -> Words:
@@ -163,7 +163,7 @@ def _stream_words(key: Tensor, count: int) -> Words:
 
 
 def uniform(key: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Uniform on [0, 1): 53 random bits for float64, 24 for the others, so that 1 is never reached by rounding.
+    """Draw uniform numbers in [0, 1), of 53 random bits in float64 and 24 in other dtypes, so that none rounds to 1.
 
     >>> u = uniform(key(1), 1000)
     >>> bool((u >= 0).all() and (u < 1).all())
@@ -174,7 +174,7 @@ def uniform(key: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Ten
 
 
 def normal(key: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Standard normal by Box and Muller's transform of two float64 uniforms.
+    """Draw standard normal numbers by Box and Muller's transform of two float64 uniforms.
 
     >>> normal(key(1), 2, 3).shape
     torch.Size([2, 3])
@@ -184,9 +184,9 @@ def normal(key: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Tens
 
 
 def normal_rows(key: Tensor, rows: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """As :func:`normal`, ``(rows, *shape)``, but what stands in a row doesn't depend on how many rows there are.
+    """Draw standard normal numbers, ``(rows, *shape)``, so that a row doesn't depend on the number of rows.
 
-    For noise on a batch of examples: a padded batch draws as one that is cut to size.
+    This is for noise on a batch of examples: a padded batch gets the same noise as one that is cut to size.
 
     >>> bool((normal_rows(key(1), 2, 3) == normal_rows(key(1), 5, 3)[:2]).all())
     True
@@ -200,19 +200,19 @@ def _box_muller(u: Tensor, v: Tensor) -> Tensor:
 
 
 def integers(key: Tensor, high: int, *shape: int) -> Tensor:
-    """Uniform integers in [0, high), by scaling a 53-bit uniform (a bias below ``high`` · 2⁻⁵³)."""
+    """Draw uniform integers in [0, high) by scaling a 53-bit uniform, with a bias below ``high`` · 2⁻⁵³."""
     return (uniform(key, *shape, dtype=torch.float64) * high).to(torch.int64)
 
 
 def permutation(key: Tensor, length: int, count: Tensor | int | None = None) -> Tensor:
-    """A random order of 0 … length − 1 in which the first ``count`` places hold 0 … count − 1.
+    """Draw a random order of 0 … length − 1 whose first ``count`` entries are an order of 0 … count − 1.
 
-    What lies in the first ``count`` places does not depend on ``length``: a padded client is shuffled as if it weren't.
+    The first ``count`` entries don't depend on ``length``, so padding doesn't change a client's order.
 
     Args:
-        key: int64, shape ``()``, or ``(…)`` for an order by each of several keys.
-        length: how many positions the result has; a Python integer.
-        count: how many of them are real; default: all.
+        key: int64, shape ``()``, or ``(…)`` for one order for each of several keys.
+        length: number of entries of the result; a Python integer.
+        count: number of real entries; default: all.
 
     Returns:
         int64 of shape ``(…, length)``.
@@ -235,23 +235,23 @@ def permutation(key: Tensor, length: int, count: Tensor | int | None = None) -> 
 
 
 def largest(key: Tensor, length: int, count: int) -> Tensor:
-    """A random choice of ``count`` among 0 … length − 1: where the largest of the key's first words stand.
+    """Draw ``count`` of the numbers 0 … length − 1 at random: the positions of the largest of the key's first words.
 
-    Words go through the cache piece by piece, so that a few are soon chosen of very many.
+    Words are processed in pieces that fit into the cache, so that drawing a few of very many is fast.
 
     Args:
         key: int64, shape ``()``.
-        length: of how many.
-        count: how many, from 1 to ``length``.
+        length: size of the population.
+        count: size of the sample, from 1 to ``length``.
 
     Returns:
-        int64 of shape ``(count,)``, in rising order.
+        int64 of shape ``(count,)``, in ascending order.
 
     >>> largest(key(5), 6, 2).shape, largest(key(5), 3, 3)
     (torch.Size([2]), tensor([0, 1, 2]))
     """
     if not _plain(key):
-        # Read as signed numbers, as torch reads them, the words with a first bit would come last.
+        # torch compares signed numbers, so words with the first bit set would come last without the flip.
         return torch.topk(_stream(key, length) ^ -(2**63), count).indices.sort().values
     least, words, places = np.uint64(0), [np.empty(0, np.uint64)], [np.empty(0, np.int64)]
     held = 0
@@ -270,9 +270,9 @@ def largest(key: Tensor, length: int, count: int) -> Tensor:
 
 @contextmanager
 def torch_generator(key: Tensor) -> Iterator[None]:
-    """Torch's own CPU generator, seeded from the key inside and as it was before outside.
+    """Seed torch's CPU generator from a key inside the context, and restore its state afterwards.
 
-    For what only draws by that generator: dropout, ``nn.Module.reset_parameters``.
+    This is for operations that draw from that generator only: dropout, ``nn.Module.reset_parameters``.
     """
     state = torch.random.get_rng_state()
     torch.default_generator.manual_seed(int(key))

@@ -1,4 +1,4 @@
-"""A client's rows within a table of all clients' rows, for engines that stack clients."""
+"""A client's rows in a table of all clients' rows, for engines that stack clients."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from archipel.core.vmap import take_rows
 
 @dataclass(frozen=True)
 class RowWindow:
-    """One client's column, left in the table until rows of it are asked for.
+    """One client's column, which stays in the table until rows of it are needed.
 
-    A client that takes a few minibatches of its many examples has only these copied, once.
+    If a client takes a few minibatches of many examples, only these rows are copied.
 
     Args:
-        table: ``(n, …)``, the rows of all clients end to end.
-        first: int64 of shape ``()``, where the client's begin.
-        last: int64 of shape ``()``, where they end; a client without any has ``first - 1``, whatever stands there.
-        length: N, as how long the column is seen: the longest client's, so that all look alike.
+        table: ``(n, …)``, the rows of all clients, client by client.
+        first: int64 of shape ``()``, the client's first row.
+        last: int64 of shape ``()``, the client's last row; ``first - 1`` if it has none.
+        length: N, the apparent length of the column: the longest client's, so that all have the same shape.
 
     >>> RowWindow(torch.arange(6), torch.tensor(2), torch.tensor(3), length=3).take(torch.tensor([0, 1, 2]))
     tensor([2, 3, 3])
@@ -38,11 +38,11 @@ class RowWindow:
         return self.length
 
     def __getitem__(self, rows: slice) -> Tensor:
-        """These rows in their order, as a tensor has them."""
+        """Return these rows in order."""
         return self.take(torch.arange(self.length, device=self.first.device)[rows])
 
     def take(self, index: Tensor) -> Tensor:
-        """Rows by their numbers within the window, ``(B,)`` → ``(B, …)``; padding repeats the client's last row."""
+        """Return rows by their numbers in the window, ``(B,)`` → ``(B, …)``; padding repeats the client's last row."""
         return take_rows(self.table, torch.minimum(self.first + index, self.last).clamp(min=0))
 
 

@@ -72,7 +72,7 @@ popped_interpreters = _pyfunctorch.temporarily_pop_interpreter_stack
 
 
 def gradients(output: Tensor, weight: Tensor, inputs: list[Tensor]) -> tuple[Tensor | None, ...]:
-    """The gradients of Σ weight · output by the inputs; ``None`` by one that the output doesn't depend on.
+    """Return the gradients of Σ weight · output; ``None`` for an input that the output doesn't depend on.
 
     This is the call that ``torch.autograd.grad`` ends in. What precedes it there takes a third of a small model's step,
     and loads SymPy to compare two shapes.
@@ -84,7 +84,7 @@ def gradients(output: Tensor, weight: Tensor, inputs: list[Tensor]) -> tuple[Ten
 
 
 def dynamo() -> Any:
-    """The front end of ``torch.compile``: its limit of variants, its marks and its errors have no public names.
+    """Return the front end of ``torch.compile``, whose limits, marks and errors have no public names.
 
     It is loaded on the first call, since that takes seconds.
     """
@@ -94,7 +94,7 @@ def dynamo() -> Any:
 
 
 def tensor_stores(module: nn.Module) -> tuple[dict[str, Tensor | None], dict[str, Tensor | None]]:
-    """A module's own dictionaries of parameters and of buffers, to exchange tensors in place.
+    """Return a module's dictionaries of parameters and of buffers, to exchange tensors in place.
 
     ``torch.func.functional_call`` does the same, and looks the places up anew on every call.
     """

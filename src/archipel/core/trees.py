@@ -1,8 +1,10 @@
-"""Trees of tensors: what messages, replies and states are made of, and their algebra.
+"""Trees of tensors, of which messages, replies and states consist, and their algebra.
 
 A tree is a nested ``dict`` with string keys and tensors at the leaves; a bare tensor is a tree too. Three wrappers mark
 leaves that the engines treat specially: :class:`PerClient` in a message, :class:`PerExample` in a client's state, and
-:class:`Compressed` in a message or a reply. Traversal is torch's own pytree, the one that ``torch.func.vmap`` follows.
+:class:`Compressed` in a message or a reply. Traversal follows torch's pytree, as ``torch.func.vmap`` does.
+
+This module is longer than others on purpose: the operations share the wrappers and the walk over leaves.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ Tree = Any
 
 @dataclass(frozen=True)
 class PerClient:
-    """In a message: row i of every tensor goes to client i, and to nobody else.
+    """In a message: row i of every tensor goes to client i and to no other client.
 
     Args:
         table: a tree of tensors of shape ``(m, …)``, m the number of enrolled clients.
@@ -35,6 +37,7 @@ class PerClient:
     table: Tree
 
     def row(self, client: int | Tensor) -> Tree:
+        """Return the rows of one client, or of several clients for a tensor of numbers."""
         return tree_map(lambda t: t[client], self.table)
 
 
@@ -42,7 +45,7 @@ class PerClient:
 class PerExample:
     """In a client's state: one row for each of its training examples, such as responsibilities.
 
-    Clients hold different numbers of examples, so these leaves are ragged over clients; engines that batch pad them.
+    Clients have different numbers of examples, so these leaves have different lengths; engines that batch pad them.
 
     Args:
         values: ``(n_i, …)``; inside a batched step ``(N, …)`` with N the padded length.
@@ -62,17 +65,19 @@ pytree.register_pytree_node(
 class Coding(Protocol):
     """How a tensor was packed: a compressor, see :mod:`archipel.compress`."""
 
-    def bits(self, size: int, dtype: torch.dtype) -> int: ...
+    def bits(self, size: int, dtype: torch.dtype) -> int:
+        """Return the bits of a message of ``size`` entries."""
 
-    def decode(self, parts: dict[str, Tensor], size: int, dtype: torch.dtype) -> Tensor: ...
+    def decode(self, parts: dict[str, Tensor], size: int, dtype: torch.dtype) -> Tensor:
+        """Unpack ``(size,)`` entries."""
 
 
 @dataclass(frozen=True, eq=False)
 class Compressed:
-    """In a reply or a message: a tensor as a compressor packed it.
+    """In a reply or a message: a tensor packed by a compressor.
 
-    It counts at its own bytes and is unpacked on arrival: neither a step nor a ``round`` finds one in what it receives.
-    ``torch.func.vmap(compressor)`` makes stacked ones, which may stand in the table of a :class:`PerClient`.
+    Traffic counts its packed bytes. It is unpacked on arrival, so steps and ``round`` never receive one.
+    ``torch.func.vmap(compressor)`` makes stacked ones, which a :class:`PerClient` may contain.
 
     Args:
         parts: the packed tensors, by name.
@@ -87,12 +92,12 @@ class Compressed:
     dtype: torch.dtype
 
     def decode(self) -> Tensor:
-        """The tensor that arrives, of the shape and dtype that was compressed."""
+        """Unpack the tensor, with the shape and dtype that it had before."""
         return self.coding.decode(self.parts, math.prod(self.shape), self.dtype).reshape(self.shape)
 
     @property
     def bits(self) -> int:
-        """Bits of the message, before they are filled up to whole bytes."""
+        """Bits of the message, before padding to whole bytes."""
         return self.coding.bits(math.prod(self.shape), self.dtype)
 
     @property
@@ -110,10 +115,10 @@ pytree.register_pytree_node(
 
 
 def decoded(tree: Tree) -> Tree:
-    """The tree as it arrives: tensors in place of what was compressed, in the tables of ``PerClient`` too."""
+    """Unpack all compressed leaves of a tree, also in the tables of ``PerClient``."""
     if isinstance(tree, Tensor):
         return tree
-    if type(tree) is dict:  # walked here, see tree_map
+    if type(tree) is dict:  # faster than pytree, see tree_map
         return {name: decoded(child) for name, child in tree.items()}
     return pytree.tree_map(_arrived, tree, is_leaf=is_compressed)
 
@@ -125,7 +130,7 @@ def _arrived(leaf: Any) -> Any:
 
 
 def decoded_rows(stacked: Tree) -> Tree:
-    """The same for stacked trees, each row by itself."""
+    """Unpack all compressed leaves of a stacked tree, row by row."""
     decode = torch.func.vmap(Compressed.decode)
     return pytree.tree_map(
         lambda leaf: decode(leaf) if isinstance(leaf, Compressed) else leaf, stacked, is_leaf=is_compressed
@@ -133,16 +138,17 @@ def decoded_rows(stacked: Tree) -> Tree:
 
 
 def is_compressed(node: Any) -> bool:
+    """Whether a node is compressed; for pytree's ``is_leaf``."""
     return isinstance(node, Compressed)
 
 
 def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
-    """Apply a function leaf by leaf; the trees must have the same structure.
+    """Apply a function to the leaves of trees with the same structure.
 
     >>> tree_map(torch.add, {"a": torch.ones(2)}, {"a": torch.ones(2)})
     {'a': tensor([2., 2.])}
     """
-    # Plain dicts are walked here, several times faster than by pytree, which is left with whatever else there may be.
+    # Plain dicts are walked here, which is several times faster than pytree; pytree handles everything else.
     if isinstance(tree, Tensor):
         return function(tree, *others)
     if type(tree) is dict:
@@ -154,7 +160,7 @@ def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
 
 
 def map_named(function: Callable[[str, Any], Any], tree: Tree, name: str = "") -> Tree:
-    """Apply a function to every leaf and its name, keys joined by slashes; the wrappers are leaves here.
+    """Apply a function to every leaf and its name, the keys joined by slashes; wrappers count as leaves.
 
     >>> map_named(lambda name, leaf: name, {"a": {"b": torch.zeros(1)}})
     {'a': {'b': 'a/b'}}
@@ -165,7 +171,7 @@ def map_named(function: Callable[[str, Any], Any], tree: Tree, name: str = "") -
 
 
 def leaves(tree: Tree) -> list[Any]:
-    """The leaves, in the order of the keys as they were inserted."""
+    """Return the leaves, in insertion order of the keys."""
     if isinstance(tree, Tensor):
         return [tree]
     if type(tree) is dict:
@@ -177,7 +183,7 @@ def leaves(tree: Tree) -> list[Any]:
 
 
 def leaves_like(pattern: Tree, tree: Tree) -> list[Any]:
-    """The leaves of a tree in the order in which those of another of its structure stand.
+    """Return a tree's leaves in the order of another tree of the same structure.
 
     >>> leaves_like({"a": torch.ones(1), "b": torch.ones(1)}, {"b": torch.tensor(2), "a": torch.tensor(1)})
     [tensor(1), tensor(2)]
@@ -190,7 +196,7 @@ def leaves_like(pattern: Tree, tree: Tree) -> list[Any]:
 
 
 def with_leaves(pattern: Tree, values: Sequence[Any]) -> Tree:
-    """A tree of another's structure and of these leaves: the inverse of :func:`leaves`.
+    """Return a tree with the structure of another and with these leaves: the inverse of :func:`leaves`.
 
     >>> with_leaves({"a": torch.ones(1), "b": {"c": torch.ones(1)}}, [1, 2])
     {'a': 1, 'b': {'c': 2}}
@@ -200,21 +206,22 @@ def with_leaves(pattern: Tree, values: Sequence[Any]) -> Tree:
 
 
 def stack(trees: Sequence[Tree]) -> Tree:
-    """Stack trees of one structure along a new first dimension."""
+    """Stack trees of the same structure along a new first dimension."""
     return tree_map(lambda *rows: torch.stack(rows), trees[0], *trees[1:])
 
 
 def row(tree: Tree, index: int | Tensor) -> Tree:
-    """Entry ``index`` (or entries, for a tensor of indices) of the first dimension of every leaf."""
+    """Return entry ``index`` of the first dimension of every leaf, or several entries for a tensor of indices."""
     return tree_map(lambda t: t[index], tree)
 
 
 def zeros_like(tree: Tree) -> Tree:
+    """Return a tree of zeros with the shapes and dtypes of another."""
     return tree_map(torch.zeros_like, tree)
 
 
 def add(left: Tree, right: Tree, scale: float | Tensor = 1.0) -> Tree:
-    """``left + scale · right``.
+    """Return ``left + scale · right``.
 
     >>> add({"a": torch.ones(2)}, {"a": torch.ones(2)}, -0.5)
     {'a': tensor([0.5000, 0.5000])}
@@ -223,7 +230,7 @@ def add(left: Tree, right: Tree, scale: float | Tensor = 1.0) -> Tree:
 
 
 def scaled(tree: Tree, factor: float | Tensor) -> Tree:
-    """``factor · tree`` in the dtype of each leaf; integers are rounded.
+    """Return ``factor · tree`` in the dtype of each leaf; integers are rounded.
 
     >>> scaled({"a": torch.ones(2), "n": torch.tensor(9)}, 0.5)
     {'a': tensor([0.5000, 0.5000]), 'n': tensor(4)}
@@ -232,24 +239,24 @@ def scaled(tree: Tree, factor: float | Tensor) -> Tree:
 
 
 def dot(left: Tree, right: Tree) -> Tensor:
-    """The inner product of two trees read as one long vector each."""
+    """Return the inner product of two trees, each taken as one long vector."""
     products = leaves(tree_map(lambda a, b: (a * b).sum(), left, right))
     return torch.stack(products).sum() if products else torch.zeros(())
 
 
 def norm(tree: Tree) -> Tensor:
-    """The Euclidean norm of the tree read as one long vector."""
+    """Return the Euclidean norm of a tree, taken as one long vector."""
     return torch.sqrt(dot(tree, tree))
 
 
 def finite(tree: Tree) -> Tensor:
-    """Whether every floating leaf is free of NaN and infinities: a bool tensor of shape ``()``.
+    """Return whether all floating-point leaves are free of NaN and infinities, a bool tensor of shape ``()``.
 
     >>> finite({"a": torch.tensor([1.0, float("nan")])})
     tensor(False)
     """
     arrived = [_arrived(leaf) for leaf in pytree.tree_leaves(tree, is_leaf=is_compressed)]
-    # NaN and infinities show in the extremes, which need no mask as long as the leaf.
+    # NaN and infinities show in the extremes; a mask would be as large as the leaf.
     found = [
         torch.isfinite(torch.stack(torch.aminmax(t))).all() for t in arrived if t.is_floating_point() and t.numel()
     ]
@@ -257,7 +264,7 @@ def finite(tree: Tree) -> Tensor:
 
 
 def nbytes(tree: Tree) -> int:
-    """The bytes of all leaves, as they would cross a wire without framing.
+    """Return the bytes of all leaves, without any framing.
 
     >>> nbytes({"a": torch.zeros(3), "b": torch.zeros((), dtype=torch.int64)})
     20
@@ -266,16 +273,16 @@ def nbytes(tree: Tree) -> int:
 
 
 def deliver(message: Tree, client: int) -> Tree:
-    """What one client receives of a message: its own rows of ``PerClient`` leaves and all that is broadcast."""
+    """Return what one client receives of a message: its rows of ``PerClient`` leaves, and everything broadcast."""
     return tree_map(lambda leaf: leaf.row(client) if isinstance(leaf, PerClient) else leaf, message)
 
 
 class Sum:
-    """A running sum Σ w_i · tree_i that holds one tree however many are added.
+    """A running sum Σ w_i · tree_i, which takes the memory of one tree.
 
-    It accumulates in float64 whatever the leaves are. With integer weights (counts of examples) every product
-    w · v of a float32 leaf is exact in float64, so Σ w v / Σ w of equal values gives back the value to the bit.
-    ``mean`` restores the dtype of each leaf; integers are rounded.
+    It accumulates in float64 for every dtype. With integer weights (counts of examples) every product w · v of a
+    float32 leaf is exact in float64, so the mean Σ w v / Σ w of equal values is that value to the bit. ``mean``
+    restores the dtype of each leaf; integers are rounded.
 
     >>> total = Sum()
     >>> total.add({"a": torch.tensor([[0.0], [4.0]])}, [1, 3])
@@ -289,7 +296,7 @@ class Sum:
         self._like: Tree = None
 
     def add(self, stacked: Tree, weights: Sequence[float]) -> None:
-        """Adds every row of stacked trees, row i with ``weights[i]``; needs at least one row."""
+        """Add all rows of stacked trees, row i with ``weights[i]``; at least one row is needed."""
         if self._like is None:
             self._like = tree_map(lambda t: t[:0], stacked)
             self._totals = [t.new_zeros(t.shape[1:], dtype=torch.float64) for t in leaves(stacked)]
@@ -303,16 +310,16 @@ class Sum:
         self.weight += sum(weights)
 
     def total(self) -> Tree:
-        """Σ w_i · tree_i in the dtype of each leaf."""
+        """Return Σ w_i · tree_i in the dtype of each leaf."""
         return self._scaled(1.0)
 
     def mean(self) -> Tree:
-        """Σ w_i · tree_i / Σ w_i in the dtype of each leaf."""
+        """Return Σ w_i · tree_i / Σ w_i in the dtype of each leaf."""
         return self._scaled(self.weight)
 
     def _scaled(self, divisor: float) -> Tree:
         if self._like is None or divisor == 0:
-            raise ValueError("Nothing to average: no tree with a positive weight was added.")
+            raise ValueError("There is nothing to average: no tree with a positive weight was added.")
         total = with_leaves(self._like, self._totals)
         return tree_map(lambda t, like: _cast(t / divisor, like.dtype), total, self._like)
 
@@ -322,7 +329,7 @@ def _cast(value: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def flatten(tree: Tree, prefix: str = "") -> dict[str, Tensor]:
-    """Names with slashes for every leaf, ``PerExample`` leaves marked by a trailing ``!``.
+    """Return the leaves by names with slashes; a trailing ``!`` marks ``PerExample`` leaves.
 
     >>> list(flatten({"model": {"weight": torch.zeros(1)}, "w": PerExample(torch.zeros(2))}))
     ['model/weight', 'w!']
@@ -332,19 +339,19 @@ def flatten(tree: Tree, prefix: str = "") -> dict[str, Tensor]:
     if isinstance(tree, PerExample):
         return {prefix + "!": tree.values}
     if not isinstance(tree, dict):
-        raise TypeError(f"{_SHAPE}; at {prefix or 'the root'} stands a {type(tree).__name__}.")
+        raise TypeError(f"{_SHAPE}; at {prefix or 'the root'} it has a {type(tree).__name__}.")
     named: dict[str, Tensor] = {}
     for name, child in tree.items():
         if not isinstance(name, str) or not name or "/" in name or name.endswith("!"):
             raise TypeError(f"{_SHAPE}; the key {name!r} is not a plain name (no slash, no final '!').")
         below = f"{prefix}/{name}" if prefix else name
-        # An empty dict has no leaf to carry its name, and a state may well hold one.
+        # An empty dict has no leaf that carries its name, so it gets an empty tensor.
         named |= flatten(child, below) if child != {} else {below + "/": torch.empty(0)}
     return named
 
 
 def unflatten(named: dict[str, Tensor]) -> Tree:
-    """The inverse of :func:`flatten`.
+    """Return the tree of these names: the inverse of :func:`flatten`.
 
     >>> tree = {"a": {"b": torch.ones(1)}, "c": {}}
     >>> unflatten(flatten(tree)) == tree

@@ -21,7 +21,7 @@ from archipel.engines.operations import LARGE, Operations
 from archipel.engines.pool.processes import Processes
 from archipel.engines.setting import DEFAULT, Setting
 from archipel.engines.wire import Wire
-from archipel.learning.networks import modules_of
+from archipel.learning.contents import find_modules
 from archipel.states.table import States
 
 
@@ -78,7 +78,7 @@ def _cores() -> int:
 
 def _one_by_one(algorithm: Algorithm, federation: Federation, setting: Setting) -> str:
     """Why clients can't, or shouldn't, be batched; empty if they may."""
-    found = list(modules_of(algorithm))
+    found = list(find_modules(algorithm))
     if any(isinstance(m, BatchNormBase | nn.RNNBase) for m in found):
         return "BatchNorm or recurrent layers"
     if setting.on_cpu and any(isinstance(m, ConvolutionBase) for m in found):

@@ -8,7 +8,8 @@ from archipel.algorithm import Algorithm
 from archipel.core.trees import flatten
 from archipel.experiments.config import RunConfig, algorithm_from
 from archipel.experiments.reading import read_yaml, validate
-from archipel.learning.networks import Network, held
+from archipel.learning.contents import find_all
+from archipel.learning.networks import Network
 from archipel.runs.facts import Facts
 from archipel.runs.run import Run
 from archipel.states.checkpoint import Checkpoint
@@ -64,7 +65,7 @@ def _check_networks(run: Run, place: Path) -> None:
     """Refuses networks whose parameters aren't in the states: another module, or another version of it."""
     states = [run.server, *run.clients[:1]]
     saved = [(path, tensor.shape) for state in states for path, tensor in flatten(state).items()]
-    for network in held(run.algorithm, Network):
+    for network in find_all(run.algorithm, Network):
         for name, parameter in network.module.named_parameters():
             below = "/" + name.replace(".", "/")
             shapes = [shape for path, shape in saved if f"/{path}".endswith(below)]

@@ -1,4 +1,4 @@
-"""Criteria: how outputs are scored against targets, and how they are reported."""
+"""Criteria: how a model's outputs are scored against targets, and how they are reported."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from torch import Tensor
 
 
 class Criterion(Protocol):
-    """How outputs are scored against a target, and how they are reported."""
+    """A loss of outputs and targets, and the form in which outputs are reported."""
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """``(n, K)`` outputs and n targets → ``(n,)`` losses."""
+        """Return ``(n,)`` losses of ``(n, K)`` outputs and n targets."""
 
     def report(self, outputs: Tensor) -> Tensor:
-        """What ``predict`` returns of the outputs."""
+        """Return what ``predict`` reports of the outputs: log-probabilities or values."""
 
     def mix(self, log_weights: Tensor, outputs: Tensor) -> Tensor:
-        """The same for a mixture: ``(n, C)`` log-weights of components with ``(n, C, K)`` outputs."""
+        """Return the report of a mixture: ``(n, C)`` log-weights of components with ``(n, C, K)`` outputs."""
 
 
 @dataclass(frozen=True)
 class CrossEntropy:
-    """−log softmax(outputs)_y; reports log-probabilities."""
+    """Cross-entropy, −log softmax(outputs)_y; reports log-probabilities."""
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(outputs, y, reduction="none")
@@ -39,7 +39,10 @@ class CrossEntropy:
 
 @dataclass(frozen=True)
 class SquaredError:
-    """½‖outputs − y‖², minus the log-density of a unit-variance normal up to a constant; reports the outputs."""
+    """Squared error, ½‖outputs − y‖²; reports the outputs.
+
+    Up to a constant it is the negative log-density of a normal distribution with unit variance.
+    """
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         y = y[:, None] if y.dim() == 1 else y

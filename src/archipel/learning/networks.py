@@ -1,12 +1,11 @@
-"""Networks as functions of their parameters: one, C copies of one, and linear heads."""
+"""Networks as functions of their parameters: single networks, C copies of a network, and linear heads."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own name for it)
@@ -19,7 +18,6 @@ from archipel.data.inputs import Inputs
 from archipel.learning.compiling import Named, WithBuffers, compile_mode, compiled_pass, to_memory_format
 from archipel.learning.pooling import pool_first
 
-T = TypeVar("T")
 Initial = Literal["keyed", "given"]
 
 
@@ -27,18 +25,18 @@ Initial = Literal["keyed", "given"]
 class Network:
     """A module ``(n, *shape) → (n, features)`` as a function of parameters and raw inputs.
 
-    Inputs are normalised here, so that training, evaluation and serving can't differ. Parameters are trees by the
-    module's own names, nested at the dots.
+    The network normalises its inputs, so that training, evaluation and serving can't differ. Parameters are trees with
+    the module's own names, nested at the dots.
 
     Args:
         module: any ``torch.nn.Module``.
-        inputs: how raw inputs are normalised; ``None``: they are used as they come.
-        initial: ``"keyed"`` draws fresh weights from the run's key through every submodule's ``reset_parameters``;
-            ``"given"`` starts from the weights the module has (pretrained ones, say).
+        inputs: how raw inputs are normalised; ``None``: not at all.
+        initial: ``"keyed"`` draws new weights from the run's key with every submodule's ``reset_parameters``;
+            ``"given"`` starts from the module's weights (pretrained weights, say).
 
     Raises:
-        ValueError: a submodule owns parameters and has no ``reset_parameters``, with ``initial="keyed"``.
-        TypeError: the module is none.
+        ValueError: with ``initial="keyed"``, a submodule has parameters of its own and no ``reset_parameters``.
+        TypeError: ``module`` isn't a ``torch.nn.Module``.
 
     >>> network = Network(nn.Linear(4, 2))
     >>> params, buffers = network.init(keys.key(0))
@@ -52,24 +50,24 @@ class Network:
 
     def __post_init__(self) -> None:
         if not isinstance(self.module, nn.Module):
-            raise TypeError(f"A Network is made of a torch.nn.Module; given {self.module!r:.80}.")
+            raise TypeError(f"A Network takes a torch.nn.Module; given {self.module!r:.80}.")
         if self.initial not in ("keyed", "given"):
             raise ValueError(f"Network's initial must be 'keyed' or 'given'; given {self.initial!r}.")
         if self.initial == "keyed":
             for name, module in self.module.named_modules():
                 if any(True for _ in module.parameters(recurse=False)) and not hasattr(module, "reset_parameters"):
                     raise ValueError(
-                        f"The submodule {name or 'at the root'} ({type(module).__name__}) has parameters "
-                        "of its own but no reset_parameters(), so it can't be drawn afresh from the run's seed. "
-                        "Give it one, or use initial='given' to start from the weights it has."
+                        f"The submodule {name or 'at the root'} ({type(module).__name__}) has parameters of its own "
+                        "but no reset_parameters(), so its weights can't be drawn from the run's seed. Define that "
+                        "method, or use initial='given' to start from the weights it has."
                     )
 
     def init(self, key: Tensor) -> tuple[Tree, Tree]:
-        """Parameters and buffers to start from."""
+        """Return the parameters and buffers to start from."""
         module = copy.deepcopy(self.module)
         if self.initial == "keyed":
             with keys.torch_generator(key):
-                for part in reversed(list(module.modules())):  # the whole has the last word
+                for part in reversed(list(module.modules())):  # a module after its submodules
                     if callable(reset := getattr(part, "reset_parameters", None)):
                         reset()
         params = {name: p.detach().clone() for name, p in module.named_parameters()}
@@ -77,13 +75,13 @@ class Network:
         return _nest(params), _nest(buffers)
 
     def features(self) -> int:
-        """The width of the output, found by a dry run.
+        """Return the width of the output, found by a dry run.
 
         Raises:
-            ValueError: the network doesn't know its inputs, can't take them, or its output isn't ``(n, features)``.
+            ValueError: the network has no ``inputs``, can't process them, or its output isn't ``(n, features)``.
         """
         if self.inputs is None:
-            raise ValueError("The network doesn't know the shape of its inputs: make it as Network(module, inputs).")
+            raise ValueError("The network doesn't know the shape of its inputs: make it with Network(module, inputs).")
         shape = self.inputs.shape
         was = self.module.training
         try:
@@ -91,8 +89,8 @@ class Network:
                 out = torch.func.functional_call(self.module.eval(), {}, (torch.zeros(1, *shape),))
         except RuntimeError as error:
             raise ValueError(
-                f"{type(self.module).__name__} can't take the federation's examples, float32 of shape (n, *{shape}): "
-                f"{error}"
+                f"{type(self.module).__name__} can't process the federation's examples, float32 of shape "
+                f"(n, *{shape}): {error}"
             ) from error
         finally:
             self.module.train(was)
@@ -102,7 +100,7 @@ class Network:
         return int(out.shape[1])
 
     def __call__(self, params: Tree, buffers: Tree, x: Tensor, train: bool = False) -> tuple[Tensor, Tree]:
-        """Outputs, and the buffers as they are afterwards (changed only by training: BatchNorm's statistics)."""
+        """Return the outputs, and the buffers after the pass; only training changes them (BatchNorm's)."""
         named, before = _unnest(params), _unnest(buffers)
         if self.inputs is not None:
             x = self.inputs.normalise(x)
@@ -110,8 +108,8 @@ class Network:
                 x = x.float()  # float64 was needed to centre values, which are small now
         if self._convolves:
             x = to_memory_format(x)
-        if self._carried_out.training is not train:
-            self._carried_out.train(train)
+        if self._optimised.training is not train:
+            self._optimised.train(train)
         try:
             if mode := compile_mode():
                 prefixed = {f"module.{name}": tensor for name, tensor in (named | before).items()}
@@ -123,14 +121,14 @@ class Network:
             if "more than 1 value per channel" not in str(error):
                 raise
             raise ValueError(
-                "BatchNorm can't normalise a minibatch of one example, and a client has one, left over at the end of a "
-                "pass or all it holds. Change the solver's batch (None: all data in every step), leave out clients of "
-                "one example, or take GroupNorm."
+                "BatchNorm can't normalise a minibatch of one example, and a client has such a minibatch: the rest of a "
+                "pass, or all its data. Change the solver's batch (None: all data in every step), leave out clients "
+                "with one example, or use GroupNorm."
             ) from error
         return out, _nest(kept) if train else buffers
 
     def _pass(self, params: Named, buffers: Named, x: Tensor) -> tuple[Tensor, Named]:
-        """The output, and the buffers afterwards; what is given of them may change."""
+        """Return the output, and the buffers afterwards; the given buffers may change."""
         named = params | buffers
         own = []
         try:
@@ -138,8 +136,8 @@ class Network:
                 if name in named:
                     own.append((store, key, store[key]))
                     store[key] = named[name]
-            out = self._carried_out(x)
-            # Read back, since a module may put new buffers in place of those it was given.
+            out = self._optimised(x)
+            # Read back, since a module may replace its buffers by new tensors.
             if buffers:
                 buffers = buffers | {name: store[key] for store, key, name in self._places if name in buffers}
             return out, buffers
@@ -148,48 +146,48 @@ class Network:
                 store[key] = tensor
 
     @cached_property
-    def _carried_out(self) -> nn.Module:
+    def _optimised(self) -> nn.Module:
         return pool_first(self.module)
 
     @cached_property
     def _convolves(self) -> bool:
-        """Whether the memory format of images matters: other layers would only have them copied back."""
+        """Whether the memory format of images matters; without convolutions, converting them is a waste."""
         return any(p.dim() == 4 for p in self.module.parameters())
 
     @cached_property
     def _with_buffers(self) -> WithBuffers:
-        return WithBuffers(self._carried_out)
+        return WithBuffers(self._optimised)
 
     @cached_property
     def _places(self) -> list[tuple[dict[str, Any], str, str]]:
-        """Where the module keeps its tensors: the dictionary, the key in it, and the name in a tree of parameters.
+        """The module's tensors: the dictionary that holds each, the key in it, and the name in a tree of parameters.
 
-        ``torch.func.functional_call`` looks for them anew on every call, which takes longer than a small model's work.
-        A tensor that lies in several places, as tied weights do, has one name.
+        ``torch.func.functional_call`` searches for them on every call, which takes longer than a small model's pass.
+        A tensor in several places (tied weights) has one name.
         """
         names: dict[int, str] = {}
         return [
             (store, key, names.setdefault(id(tensor), f"{path}.{key}" if path else key))
-            for path, part in self._carried_out.named_modules()
+            for path, part in self._optimised.named_modules()
             for store in tensor_stores(part)
             for key, tensor in store.items()
             if tensor is not None
         ]
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy looks for the places in its own module.
-        own = ("_carried_out", "_with_buffers", "_places")
+        # A copy finds these in its own module.
+        own = ("_optimised", "_with_buffers", "_places")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
 
 @dataclass(frozen=True, eq=False)
 class Copies:
-    """C encoders for C components: one shared by all, or independent copies of one network.
+    """C encoders for C components: one that all share, or independent copies of a network.
 
     Args:
         network: the encoder.
         count: C.
-        shared: one set of parameters for all components, or one each.
+        shared: one set of parameters for all components, or one for each.
     """
 
     network: Network
@@ -197,6 +195,7 @@ class Copies:
     shared: bool
 
     def init(self, key: Tensor) -> tuple[Tree, Tree]:
+        """Return the parameters and buffers to start from."""
         if self.shared:
             return self.network.init(key)
         drawn = [self.network.init(keys.fold(key, c)) for c in range(self.count)]
@@ -204,7 +203,7 @@ class Copies:
         return {str(c): params for c, (params, _) in enumerate(drawn)}, buffers
 
     def __call__(self, params: Tree, buffers: Tree, x: Tensor, train: bool = False) -> tuple[Tensor, Tree]:
-        """``(n, C, features)``, and the buffers afterwards."""
+        """Return ``(n, C, features)`` outputs, and the buffers after the pass."""
         if self.shared:
             z, buffers = self.network(params, buffers, x, train)
             return z[:, None].expand(-1, self.count, -1), buffers
@@ -233,7 +232,7 @@ def _unnest(tree: Tree, prefix: str = "") -> dict[str, Tensor]:
 
 
 def linear_init(key: Tensor, outputs: int, features: int, dtype: torch.dtype = torch.float32) -> Tree:
-    """A linear head's parameters, uniform on ±1/√features as ``torch.nn.Linear`` draws them.
+    """Draw a linear head's parameters, uniform on ±1/√features like those of ``torch.nn.Linear``.
 
     >>> {name: tuple(p.shape) for name, p in linear_init(keys.key(0), 3, 5).items()}
     {'weight': (3, 5), 'bias': (3,)}
@@ -245,28 +244,5 @@ def linear_init(key: Tensor, outputs: int, features: int, dtype: torch.dtype = t
 
 
 def linear(head: Tree, z: Tensor) -> Tensor:
-    """``(n, features) → (n, outputs)``."""
+    """Apply a linear head, ``(n, features) → (n, outputs)``."""
     return F.linear(z, head["weight"], head["bias"])
-
-
-def held(value: object, kind: type[T]) -> Iterator[T]:
-    """The objects of a kind that an algorithm holds, through its fields; one that is found isn't searched further.
-
-    >>> network = Network(nn.Linear(2, 2))
-    >>> [type(found).__name__ for found in held([network, 3], Network)]
-    ['Network']
-    """
-    if isinstance(value, kind):
-        yield value
-    elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            yield from held(getattr(value, field.name), kind)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from held(item, kind)
-
-
-def modules_of(value: object) -> Iterator[nn.Module]:
-    """The torch modules that an algorithm holds, with all their parts."""
-    for module in held(value, nn.Module):
-        yield from module.modules()

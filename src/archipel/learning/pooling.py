@@ -1,9 +1,9 @@
-"""Pooling before ReLU: the same values and gradients to the bit, and less to compute.
+"""Max-pooling before ReLU: the same values and gradients to the bit, with less work.
 
-ReLU is monotone, so it commutes with the maximum of a window, max relu(x) = relu(max x), and takes a stride² fewer
-values after it. The gradient goes to the window's first maximum either way; where that is not positive, ReLU's
-derivative is zero. Networks are mostly written as convolution, ReLU, pooling; on a CPU, where a small network's
-activations cost as much as its convolutions, it shows (the floors of W1 in ``make speed``).
+ReLU is monotone, so it commutes with the maximum over a window, max relu(x) = relu(max x), and after pooling it has
+fewer values to process, by the square of the stride. The gradient goes to the window's first maximum in both orders; if
+that is not positive, ReLU's derivative is zero. Most networks are written as convolution, ReLU, pooling. On a CPU a
+small network's activations cost as much as its convolutions, so the order matters there.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from archipel.core.torch_internals import is_hooked
 
 
 class PoolFirst(nn.Sequential):
-    """A ``torch.nn.Sequential`` that carries out ``ReLU, MaxPool2d`` as ``MaxPool2d, ReLU``.
+    """A ``torch.nn.Sequential`` that computes ``ReLU, MaxPool2d`` as ``MaxPool2d, ReLU``.
 
-    Its parts keep their names and places: who indexes it finds what was written.
+    Its parts keep their names and positions.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -30,7 +30,7 @@ class PoolFirst(nn.Sequential):
 
 
 def order(parts: list[nn.Module]) -> Iterator[nn.Module]:
-    """The parts in the order in which they are carried out.
+    """Yield the parts in the order in which they are computed.
 
     >>> [type(part).__name__ for part in order([nn.ReLU(), nn.MaxPool2d(2), nn.ReLU()])]
     ['MaxPool2d', 'ReLU', 'ReLU']
@@ -49,10 +49,10 @@ def order(parts: list[nn.Module]) -> Iterator[nn.Module]:
 
 
 def pool_first(module: nn.Module) -> nn.Module:
-    """A module with the same parameters and buffers, the same values and gradients, that pools before ReLU.
+    """Return a module with the same parameters, buffers, values and gradients that pools before ReLU.
 
-    Only inside a ``torch.nn.Sequential`` can it be seen what follows what. The given module isn't changed; it is
-    returned itself where there is nothing to exchange.
+    Only a ``torch.nn.Sequential`` shows which part follows which, so only its parts are exchanged. The given module
+    isn't changed. If there is nothing to exchange, it is returned itself.
 
     >>> network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
     >>> type(pool_first(network)).__name__, type(network).__name__
@@ -83,8 +83,8 @@ def _rectifies(module: nn.Module) -> bool:
 
 
 def _pools(module: nn.Module) -> bool:
-    # With dilation a window may lie in the padding alone, where the maximum is −∞ and ReLU of it is not. Indices would
-    # tell of negative maxima.
+    # With dilation a window may lie in the padding alone, where the maximum is −∞, and ReLU of it is 0. Returned indices
+    # would reveal negative maxima.
     return (
         type(module) is nn.MaxPool2d
         and not module.return_indices

@@ -1,15 +1,16 @@
-"""Quadratic clients: the problems whose right answers are known on paper, for certifying algorithms.
+"""Quadratic clients: problems with solutions in closed form, for tests of algorithms.
 
-Client k holds f_k(θ) = ½ (θ − a_k)ᵀ A_k (θ − a_k) and the weight ρ_k; A_k is symmetric and positive definite. With
-M_k(λ) = (A_k + λI)⁻¹ A_k and sums weighted by ρ_k:
+Client k has the objective f_k(θ) = ½ (θ − a_k)ᵀ A_k (θ − a_k) and the weight ρ_k; A_k is symmetric and positive
+definite. With M_k(λ) = (A_k + λI)⁻¹ A_k and sums weighted by ρ_k:
 
 - the minimum of Σ ρ_k f_k is (Σ ρ_k A_k)⁻¹ Σ ρ_k A_k a_k;
-- E full-batch gradient steps of size η move a client from θ to a_k + (I − ηA_k)^E (θ − a_k), so federated averaging
-  ends where Σ ρ_k N_k (θ − a_k) = 0, at (Σ ρ_k N_k)⁻¹ Σ ρ_k N_k a_k with N_k = I − (I − ηA_k)^E;
-- the proximal point of f_k at θ is θ − M_k(λ) (θ − a_k), so exact proximal averaging (FedProx, L2SGD, pFedMe) ends at
-  (Σ ρ_k M_k)⁻¹ Σ ρ_k M_k a_k, and the personal models that belong to θ are (A_k + λI)⁻¹ (A_k a_k + λθ).
+- E full-batch gradient steps of size η move a client from θ to a_k + (I − ηA_k)^E (θ − a_k), so the fixed point of
+  federated averaging solves Σ ρ_k N_k (θ − a_k) = 0 with N_k = I − (I − ηA_k)^E: it is
+  (Σ ρ_k N_k)⁻¹ Σ ρ_k N_k a_k;
+- the proximal point of f_k at θ is θ − M_k(λ) (θ − a_k), so the fixed point of exact proximal averaging (FedProx,
+  L2SGD, pFedMe) is (Σ ρ_k M_k)⁻¹ Σ ρ_k M_k a_k, and the personal models for θ are (A_k + λI)⁻¹ (A_k a_k + λθ).
 
-Everything is float64, so that a test can run to the fixed point.
+Everything is float64, so that tests can iterate to the fixed point.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from archipel.learning.sgd import Batch
 
 @dataclass(frozen=True)
 class Quadratic:
-    """The task: an example is a quadratic, ``x`` its A, ``(n, d, d)``, and ``y`` its minimum a, ``(n, d)``.
+    """The task: an example is a quadratic, with A as ``x``, ``(n, d, d)``, and the minimum a as ``y``, ``(n, d)``.
 
     Args:
         dimension: d.
@@ -50,18 +51,21 @@ class Quadratic:
         return 0.5 * torch.einsum("ni,nij,nj->n", gap, batch["x"], gap), {}
 
     def predict(self, params: Tree, x: Tensor) -> Tensor:
-        """θ, whatever is asked: what the model says of where the minimum lies, ``(n, d)``."""
+        """Return θ for every query, ``(n, d)``: the model's estimate of the minimum."""
         theta: Tensor = params["theta"]
         return theta.expand(len(x), -1)
 
 
 def quadratic_federation(A: Tensor, a: Tensor, sizes: Sequence[int] | None = None) -> Federation:
-    """Clients with one quadratic each.
+    """Make a federation of clients with one quadratic each.
 
     Args:
         A: ``(m, d, d)``, symmetric and positive definite.
         a: ``(m, d)``.
-        sizes: how many identical examples each client holds, which is its weight; default: one each.
+        sizes: the number of identical examples of each client, which is its weight; default: one each.
+
+    Returns:
+        The federation, without test examples.
 
     Raises:
         ValueError: shapes that don't fit, or a size below 1.

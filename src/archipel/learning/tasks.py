@@ -1,4 +1,4 @@
-"""Tasks: what is learnt, by parameters to start from and a loss for each example."""
+"""Tasks: what is learnt, as initial parameters, a loss for each example, and predictions."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from archipel.learning.sgd import Batch
 
 
 class Task(Protocol):
-    """What an algorithm needs of a task: parameters to start from and a loss per example."""
+    """What an algorithm needs of a task: initial parameters, a loss for each example, and predictions."""
 
     def init(self, key: Tensor) -> Tree:
-        """Parameters, a tree; what stands under ``"buffers"`` isn't trained."""
+        """Return initial parameters, a tree; what lies under ``"buffers"`` isn't trained."""
 
     def loss(self, params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
-        """``(B,)`` losses, and the buffers after this batch in training."""
+        """Return ``(B,)`` losses in training mode, and the buffers after this batch."""
 
     def predict(self, params: Tree, x: Tensor) -> Tensor:
-        """Log-probabilities or values."""
+        """Return ``(n, K)`` log-probabilities, or ``(n, outputs)`` values."""
 
 
 @dataclass(frozen=True, eq=False)
 class Supervised:
-    """An encoder, a linear head and a criterion, as :func:`classification` and :func:`regression` make them.
+    """An encoder, a linear head and a criterion; :func:`classification` and :func:`regression` make such tasks.
 
-    Parameters are ``{"encoder": …, "head": {"weight", "bias"}}``, and ``"buffers"`` where the encoder has some, so that
-    a method can share one part and keep another.
+    Parameters are ``{"encoder": …, "head": {"weight", "bias"}}``, and ``"buffers"`` if the encoder has some, so that a
+    method can share one part and keep another at the clients.
 
     Args:
         encoder: ``(n, *shape) → (n, features)``.
         features: the encoder's output width.
-        outputs: K, the head's.
+        outputs: K, the head's output width.
         criterion: the loss.
     """
 
@@ -63,9 +63,13 @@ class Supervised:
 
 @dataclass(frozen=True, eq=False)
 class Whole:
-    """Any module with a per-example loss, taken as one piece: for methods that don't part encoder and head.
+    """Any module with a criterion, for methods that don't divide a model into encoder and head.
 
-    Parameters are ``{"module": …}``, and ``"buffers"`` where the module has some.
+    Parameters are ``{"module": …}``, and ``"buffers"`` if the module has some.
+
+    Args:
+        module: ``(n, *shape) → (n, K)``.
+        criterion: the loss.
 
     >>> import torch
     >>> task = Whole(Network(nn.Linear(4, 3)), CrossEntropy())
@@ -93,7 +97,7 @@ class Whole:
 
 
 class Described(Protocol):
-    """What a task must know of a federation; a trained run knows it too (:class:`archipel.runs.facts.Facts`)."""
+    """What a task must know of a federation; a trained run has the same facts (:class:`archipel.runs.facts.Facts`)."""
 
     @property
     def inputs(self) -> Inputs:
@@ -109,29 +113,53 @@ class Described(Protocol):
 
 
 def classification(encoder: nn.Module, federation: Described, *, initial: Initial = "keyed") -> Supervised:
-    """A classifier for a federation: the given encoder, and a linear head over its classes.
+    """Make a classifier for a federation: the given encoder, and a linear head over its classes.
 
     Args:
         encoder: any module ``(n, *shape) → (n, features)``.
-        federation: says how inputs are normalised and how many classes there are.
-        initial: draw fresh weights from the run's key, or start from those the encoder has.
+        federation: determines how inputs are normalised and how many classes there are.
+        initial: ``"keyed"``: draw the encoder's weights from the run's key; ``"given"``: start from the weights it has.
+
+    Returns:
+        The task.
 
     Raises:
         ValueError: the federation's targets are not classes, or the encoder's output isn't ``(n, features)``.
+
+    >>> import numpy as np
+    >>> from archipel.data.federation import Federation
+    >>> islands = Federation.from_arrays([(np.eye(4), ["a", "b", "a", "b"])])
+    >>> classification(nn.Linear(4, 8), islands).outputs
+    2
     """
     if federation.classes is None:
         raise ValueError(
-            "The federation's targets are numbers, no classes: use archipel.regression for it. If they mean classes, "
-            "give them to Federation.from_arrays as whole numbers or text, or name them by classes=[…]."
+            "The federation's targets are numbers, not classes: use archipel.regression for it. If they mean classes, "
+            "give them to Federation.from_arrays as whole numbers or text, or name the classes with classes=[…]."
         )
     network = Network(encoder, federation.inputs, initial)
     return Supervised(network, network.features(), federation.outputs, CrossEntropy())
 
 
 def regression(encoder: nn.Module, federation: Described, *, initial: Initial = "keyed") -> Supervised:
-    """A least-squares regression for a federation: the given encoder, and a linear head with one output a target.
+    """Make a least-squares regression for a federation: the given encoder, and a linear head with an output per target.
 
-    Args and errors as for :func:`classification`.
+    Args:
+        encoder: any module ``(n, *shape) → (n, features)``.
+        federation: determines how inputs are normalised and how many targets there are.
+        initial: as for :func:`classification`.
+
+    Returns:
+        The task.
+
+    Raises:
+        ValueError: the federation's targets are classes, or the encoder's output isn't ``(n, features)``.
+
+    >>> import numpy as np
+    >>> from archipel.data.federation import Federation
+    >>> islands = Federation.from_arrays([(np.eye(4), np.linspace(0.0, 1.0, 4))])
+    >>> regression(nn.Linear(4, 8), islands).outputs
+    1
     """
     if federation.classes is not None:
         raise ValueError("The federation's targets are classes: use archipel.classification for it.")

@@ -1,4 +1,4 @@
-"""LeNet with GroupNorm as encoder: two convolutions, enough for small images and light enough for many clients."""
+"""LeNet with GroupNorm as an encoder: two convolutions, for small images and many clients."""
 
 from collections.abc import Sequence
 
@@ -11,23 +11,22 @@ SMALLEST = 16
 
 
 class LeNet(nn.Module):
-    """Twice a 5×5 convolution, 2×2 max-pooling, GroupNorm and ReLU; then a linear layer.
+    """Two blocks of a 5×5 convolution, 2×2 max-pooling, GroupNorm and ReLU; then a linear layer.
 
-    Pooling comes before normalisation and activation, which then see a quarter of the pixels: it commutes with ReLU,
-    and a round was measured a quarter faster. The output has no ReLU: a density ratio exp(γ + ξᵀh) needs
-    features of both signs, and a classifier's head doesn't mind.
+    Pooling precedes normalisation and activation, which then process a quarter of the pixels; a round takes about a
+    quarter less time. The output has no ReLU, since a density ratio exp(γ + ξᵀh) needs features of both signs.
 
     Args:
         shape: (channels, height, width), 16×16 pixels or more.
         features: dimension of the output.
-        channels: of the two convolutions.
-        groups: of GroupNorm; fewer where they don't divide the channels.
+        channels: output channels of the two convolutions.
+        groups: groups of GroupNorm; the greatest common divisor of groups and channels is used.
         standardise: pass the output through LayerNorm without parameters (mean 0, variance 1 over the features).
 
     Returns (forward): (n, *shape) float to (n, features).
 
     Raises:
-        ValueError: not images, or too small.
+        ValueError: the shape isn't that of an image, or the image is too small.
 
     >>> import torch
     >>> LeNet((3, 28, 28), features=32)(torch.zeros(5, 3, 28, 28)).shape

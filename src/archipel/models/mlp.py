@@ -1,4 +1,4 @@
-"""A multi-layer perceptron as encoder: for tables, short series and anything that may be flattened."""
+"""A multi-layer perceptron as an encoder, for tables, short series and other examples that may be flattened."""
 
 import math
 from collections.abc import Sequence
@@ -10,12 +10,12 @@ from archipel.models.norm import output_layer
 
 
 class MLP(nn.Module):
-    """Flatten, then linear layers with ReLU between them; the last one is linear.
+    """Flattening, then linear layers with ReLU between them; the output has no ReLU.
 
     Args:
-        shape: of one example, flattened to d values.
+        shape: of one example, which is flattened to d values.
         features: dimension of the output.
-        hidden: widths of the hidden layers; none makes it a linear map.
+        hidden: widths of the hidden layers; without any the network is a linear map.
         standardise: pass the output through LayerNorm without parameters (mean 0, variance 1 over the features).
 
     Returns (forward): (n, *shape) float to (n, features).
@@ -31,7 +31,9 @@ class MLP(nn.Module):
         super().__init__()
         widths = [math.prod(shape), *hidden]
         if min(*widths, features) < 1:
-            raise ValueError(f"an MLP has layers of 1 or more; shape={shape}, hidden={hidden}, features={features}.")
+            raise ValueError(
+                f"an MLP's layers have a width of 1 or more; shape={shape}, hidden={hidden}, features={features}."
+            )
         layers: list[nn.Module] = [nn.Flatten()]
         for width, following in pairwise(widths):
             layers += [nn.Linear(width, following), nn.ReLU()]

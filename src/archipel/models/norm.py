@@ -1,4 +1,4 @@
-"""Normalisation inside networks, and the check of image shapes they share."""
+"""What the encoders share: normalisation layers, the output layer, and the check of image shapes."""
 
 import math
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ Norm = Literal["group", "batch"]
 def normalisation(channels: int, norm: Norm = "group", groups: int = 8) -> nn.Module:
     """Make a GroupNorm or BatchNorm layer.
 
-    GroupNorm keeps no statistics, so that clients with different data have none to average, and models can be stacked.
-    It has gcd(groups, channels) groups: as many as asked for, where they divide the channels.
+    GroupNorm has no running statistics that clients with different data would have to average, and models with it can
+    be stacked. It gets gcd(groups, channels) groups, so that they divide the channels.
 
     Args:
         channels: number of channels.
         norm: "group" or "batch".
-        groups: the groups asked for.
+        groups: groups of GroupNorm, at most.
 
     >>> normalisation(12, groups=8).num_groups
     4
@@ -35,37 +35,44 @@ def normalisation(channels: int, norm: Norm = "group", groups: int = 8) -> nn.Mo
 
 
 def image_shape(shape: Sequence[int], who: str, smallest: int = 1) -> tuple[int, int, int]:
-    """Check that an example is an image (channels, height, width), large enough for who asks.
+    """Check that an example is an image (channels, height, width) of a sufficient size.
 
     >>> image_shape((13,), "LeNet")
     Traceback (most recent call last):
-    ValueError: LeNet reads images (channels, height, width); an example's shape is (13,). Take an MLP for other data.
+    ValueError: LeNet takes images (channels, height, width); an example's shape is (13,). Use an MLP for other data.
     """
     if len(shape) != 3:
         raise ValueError(
-            f"{who} reads images (channels, height, width); an example's shape is {tuple(shape)}. "
-            "Take an MLP for other data."
+            f"{who} takes images (channels, height, width); an example's shape is {tuple(shape)}. "
+            "Use an MLP for other data."
         )
     channels, height, width = shape
     if min(height, width) < smallest:
         raise ValueError(
             f"{who} needs images of {smallest}×{smallest} pixels or more; they are {height}×{width}. "
-            "Resize them, or take an MLP or a ResNet."
+            "Resize them, or use an MLP or a ResNet."
         )
     return channels, height, width
 
 
 def output_layer(before: int, features: int, standardise: bool) -> nn.Module:
-    """The encoder's last layer: linear, and by choice standardised over its features, without parameters.
+    """Make an encoder's last layer: linear, and optionally standardised over its features without parameters.
 
-    Features of a fixed size make a head's learning rate mean the same on every encoder and client: heads learn faster
-    than on raw features, which start small, and density ratios exp(ξᵀh) can't run away through h.
+    With standardised features, of a fixed size, a head's learning rate has the same effect on every encoder and client,
+    heads learn faster than on raw features, which start small, and density ratios exp(ξᵀh) can't diverge through h.
+
+    Args:
+        before: width of the layer before.
+        features: dimension of the output.
+        standardise: whether to standardise.
 
     Raises:
-        ValueError: one standardised feature, which would be 0 always.
+        ValueError: a single standardised feature, which would always be 0.
     """
     if not standardise:
         return nn.Linear(before, features)
     if features < 2:
-        raise ValueError(f"features is {features}; standardised features are 2 or more, or give standardise=False.")
+        raise ValueError(
+            f"features is {features}; it must be 2 or more for standardised features. Or set standardise=False."
+        )
     return nn.Sequential(nn.Linear(before, features), nn.LayerNorm(features, elementwise_affine=False))

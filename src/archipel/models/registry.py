@@ -1,4 +1,4 @@
-"""Encoders by name, as configurations give them."""
+"""Encoders by the names that configurations use."""
 
 import difflib
 import inspect
@@ -28,10 +28,10 @@ def build(name: str, shape: Sequence[int], features: int = 32, **options: Any) -
         name: "mlp", "lenet", "resnet8", "resnet20" or "resnet18".
         shape: of one example, as `Inputs.shape`.
         features: dimension of the output.
-        options: what else the encoder takes, as hidden=(64, 64) for an MLP.
+        options: the encoder's own arguments, such as hidden=(64, 64) for an MLP.
 
     Raises:
-        ValueError: an unknown name or option, with the nearest one; a shape that the encoder can't read.
+        ValueError: an unknown name or option, or a shape that the encoder can't process.
 
     >>> build("lenett", (3, 28, 28))
     Traceback (most recent call last):
@@ -39,15 +39,15 @@ def build(name: str, shape: Sequence[int], features: int = 32, **options: Any) -
     """
     check_options(name, options)
     if features < 1:
-        raise ValueError(f"features is {features}; it is the dimension of the encoder's output, 1 or more.")
+        raise ValueError(f"features is {features}; the dimension of the encoder's output must be 1 or more.")
     return ENCODERS[name](shape, features, **options)
 
 
 def check_options(name: str, options: Iterable[str]) -> None:
-    """Refuse an encoder that doesn't exist, or options that it doesn't take.
+    """Refuse an encoder that doesn't exist, or options that it doesn't have.
 
     Raises:
-        ValueError: with the nearest name.
+        ValueError: the message suggests the nearest name.
 
     >>> check_options("mlp", ["hiden"])
     Traceback (most recent call last):

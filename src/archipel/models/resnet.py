@@ -1,4 +1,4 @@
-"""Residual networks with GroupNorm as encoders, in the forms for small images."""
+"""Residual networks with GroupNorm as encoders, in variants for small images."""
 
 from collections.abc import Sequence
 
@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 from archipel.models.norm import Norm, image_shape, normalisation, output_layer
 
-# By depth: channels of the stages, and residual blocks in each. 8 and 20 are He et al.'s 6n + 2 for CIFAR, n = 1 and 3;
-# 18 is their network for ImageNet, here with a 3×3 stem that keeps the size of small images.
+# By depth: channels of the stages, and residual blocks in each. Depths 8 and 20 are He et al.'s 6n + 2 for CIFAR with
+# n = 1 and 3; 18 is their network for ImageNet with a 3×3 first convolution, which keeps the size of small images.
 STAGES: dict[int, tuple[tuple[int, ...], int]] = {
     8: ((16, 32, 64), 1),
     18: ((64, 128, 256, 512), 2),
@@ -22,14 +22,14 @@ class ResNet(nn.Module):
         shape: (channels, height, width).
         features: dimension of the output, which is linear.
         depth: 8, 18 or 20 layers.
-        norm: "group", or "batch" for BatchNorm, whose statistics belong to a client and can't be stacked.
-        groups: of GroupNorm.
+        norm: "group", or "batch" for BatchNorm, whose models can't be stacked over clients.
+        groups: groups of GroupNorm.
         standardise: pass the output through LayerNorm without parameters (mean 0, variance 1 over the features).
 
     Returns (forward): (n, *shape) float to (n, features).
 
     Raises:
-        ValueError: not images, or an unknown depth.
+        ValueError: the shape isn't that of an image, or the depth is unknown.
 
     >>> import torch
     >>> ResNet((3, 32, 32), features=64, depth=8)(torch.zeros(2, 3, 32, 32)).shape
@@ -64,7 +64,7 @@ class ResNet(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws the convolutions so that the variance of ReLU networks is kept over depth (He et al., 2015)."""
+        """Draw the convolutions so that the variance stays constant over depth (He et al., 2015)."""
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -74,7 +74,7 @@ class ResNet(nn.Module):
 
 
 class Residual(nn.Module):
-    """Two 3×3 convolutions beside a shortcut: x ↦ ReLU(F(x) + Sx), S a 1×1 convolution where the shape changes.
+    """Two 3×3 convolutions and a shortcut: x ↦ ReLU(F(x) + Sx), with S a 1×1 convolution if the shape changes.
 
     >>> import torch
     >>> Residual(16, 32, stride=2)(torch.zeros(1, 16, 8, 8)).shape

@@ -10,7 +10,8 @@ from archipel.algorithm import Algorithm
 from archipel.core.checks import kind_of, positive_int
 from archipel.data.federation import Federation
 from archipel.engines.setting import Setting
-from archipel.learning.networks import Network, held
+from archipel.learning.contents import find_all
+from archipel.learning.networks import Network
 from archipel.learning.sgd import SGD
 from archipel.learning.solver_checks import solver
 from archipel.learning.tasks import Supervised, Task
@@ -64,14 +65,14 @@ def _check_fields(algorithm: Algorithm) -> None:
 def _check_fit(algorithm: Algorithm, federation: Federation) -> None:
     """Check that networks were made for examples like the federation's, and tasks for its targets."""
     shape = tuple(federation.inputs.shape)
-    for network in held(algorithm, Network):
+    for network in find_all(algorithm, Network):
         if network.inputs is not None and tuple(network.inputs.shape) != shape:
             raise ValueError(
                 f"{type(algorithm).__name__}'s {type(network.module).__name__} was made for examples of shape "
                 f"{tuple(network.inputs.shape)}; those of {federation.name!r} have {shape}. Make its task, and its "
                 "router, with the federation that it runs on."
             )
-    for task in held(algorithm, Supervised):
+    for task in find_all(algorithm, Supervised):
         if task.outputs != federation.outputs:
             kind = "targets" if federation.classes is None else "classes"
             raise ValueError(

@@ -247,7 +247,7 @@ class Run:
         Checkpoint(len(self.history), self.server, self._states(), facts).save(Path(folder))
 
     def _states(self) -> States:
-        """The clients' states as a table, whatever sequence they are in."""
+        """Return the clients' states as a table."""
         if isinstance(self.clients, States):
             return self.clients
         states = States(self.facts.sizes)
