@@ -116,6 +116,6 @@ def test_a_network_carries_it_out_and_travels() -> None:
     x = _images()
     named = {name: params[name.split(".")[0]][name.split(".")[1]] for name, _ in module.named_parameters()}
     witness = torch.func.functional_call(module, named, (x.contiguous(memory_format=torch.channels_last),))
-    assert isinstance(network._carried_out, PoolFirst)
+    assert isinstance(network._optimised, PoolFirst)
     for one in (network, copy.deepcopy(network), pickle.loads(pickle.dumps(network))):
         assert torch.equal(one(params, buffers, x)[0], witness)
