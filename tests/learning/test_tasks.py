@@ -231,7 +231,7 @@ def test_supervised_parts_encoder_and_head(uneven):
 def test_a_wrong_pairing_of_task_and_targets_is_refused(uneven):
     x = torch.randn(12, 2, generator=torch.Generator().manual_seed(0))
     numbers = Federation.from_arrays([(x, x[:, 0])])
-    with pytest.raises(ValueError, match=r"no classes: use archipel\.regression"):
+    with pytest.raises(ValueError, match=r"not classes: use archipel\.regression"):
         classification(nn.Linear(2, 2), numbers)
     with pytest.raises(ValueError, match=r"are classes: use archipel\.classification"):
         regression(nn.Linear(3, 2), uneven)
@@ -246,11 +246,11 @@ def test_modules_that_do_not_fit_are_refused(uneven):
         ValueError, match=r"Linear can't process the federation's examples, float32 of shape \(n, \*\(3,\)\)"
     ):
         classification(nn.Linear(4, 2), uneven)
-    with pytest.raises(ValueError, match=r"Linear can't take .* float32"):
+    with pytest.raises(ValueError, match=r"Linear can't process .* float32"):
         classification(nn.Linear(3, 2).double(), uneven)
     with pytest.raises(ValueError, match=r"to \(n, features\); it gave a tuple"):
         classification(nn.Sequential(nn.Unflatten(1, (1, 3)), nn.GRU(3, 2)), uneven)
-    with pytest.raises(TypeError, match=r"made of a torch\.nn\.Module; given 'lenet'"):
+    with pytest.raises(TypeError, match=r"takes a torch\.nn\.Module; given 'lenet'"):
         classification("lenet", uneven)
     with pytest.raises(TypeError, match=r"Whole takes a Network\(module, federation\.inputs\); given a Linear"):
         Whole(nn.Linear(3, 2), CrossEntropy())

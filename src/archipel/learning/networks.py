@@ -121,8 +121,8 @@ class Network:
             if "more than 1 value per channel" not in str(error):
                 raise
             raise ValueError(
-                "BatchNorm can't normalise a minibatch of one example, and a client has one: the rest of a pass, or all "
-                "its data. Change the solver's batch (None: all data in every step), leave out clients with one "
+                "BatchNorm can't normalise a minibatch of one example, and a client has one: the rest of a pass, or "
+                "all its data. Change the solver's batch (None: all data in every step), leave out clients with one "
                 "example, or use GroupNorm."
             ) from error
         return out, _nest(kept) if train else buffers

@@ -83,8 +83,8 @@ def _rectifies(module: nn.Module) -> bool:
 
 
 def _pools(module: nn.Module) -> bool:
-    # With dilation a window may lie in the padding alone, where the maximum is −∞, and ReLU of it is 0. Indices that are
-    # returned would reveal negative maxima.
+    # With dilation a window may lie in the padding alone, where the maximum is −∞, and ReLU of it is 0. Indices, where
+    # they are returned, would reveal negative maxima.
     return (
         type(module) is nn.MaxPool2d
         and not module.return_indices
