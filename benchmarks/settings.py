@@ -2,7 +2,7 @@
 
     python benchmarks/settings.py
 
-The network of W1 (``archipel bench speed``) on a batch of 128, and two layers of 200 units on a batch of 20. Printed
+The network of W1 (``make speed``) on a batch of 128, and two layers of 200 units on a batch of 20. Printed
 are the medians, in milliseconds of processor time.
 """
 

@@ -4,6 +4,8 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -34,6 +36,8 @@ def square(folder, x):
 def misfortune(folder, how):
     if how == "dies":
         os._exit(7)
+    if how == "exits":
+        sys.exit("enough")
     if how == "bug":
         raise KeyError("no such thing")
     if how == "sleeps":
@@ -97,7 +101,7 @@ def test_a_damaged_result_is_told_by_its_name(tmp_path, missing):
     path = tmp_path / "a/result.json"
     record = json.loads(path.read_text())
     path.write_text(json.dumps({key: value for key, value in record.items() if key != missing}) if missing else "{")
-    with pytest.raises(ValueError, match=r"a/result.json isn't a cell's result.*--fresh"):
+    with pytest.raises(ValueError, match=r"a/result.json is not a cell's result.*--fresh"):
         run_grid([Cell("a", square, {"x": 1})], tmp_path, workers=1, console=QUIET)
     assert run_grid([Cell("a", square, {"x": 1})], tmp_path, workers=1, fresh=True, console=QUIET)["a"]["square"] == 1
 
@@ -149,18 +153,18 @@ def test_a_cells_folder_is_below_the_grids(name):
 
 
 def test_cells_that_cannot_be_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="folders of their own; a and a/b"):
+    with pytest.raises(ValueError, match="the folders of a and a/b overlap"):
         run_grid([Cell("a/b", square, {"x": 1}), Cell("a", square, {"x": 2})], tmp_path, console=QUIET)
     with pytest.raises(ValueError, match="top level"):
         Cell("a", lambda folder: {})
-    with pytest.raises(ValueError, match=r"Cell b can't be sent(.|\n)*numbers, texts"):
+    with pytest.raises(ValueError, match=r"Cell b cannot be sent(.|\n)*numbers, texts"):
         run_grid([Cell("a", square, {"x": 1}), Cell("b", square, {"x": Unsendable()})], tmp_path, workers=2)
     with pytest.raises(ValueError, match="workers must be"):
         run_grid(squares(1), tmp_path, workers=0, console=QUIET)
 
 
 def test_processes_do_what_can_be_done(tmp_path):
-    cells = [Cell(how, misfortune, {"how": how}) for how in ("dies", "bug", "well", "fine")]
+    cells = [Cell(how, misfortune, {"how": how}) for how in ("dies", "bug", "exits", "well", "fine")]
     with pytest.raises(CellsFailed) as failure:
         run_grid(cells, tmp_path, workers=2, console=QUIET)
     results, messages = failure.value.results, failure.value.messages
@@ -168,6 +172,7 @@ def test_processes_do_what_can_be_done(tmp_path):
     assert all(result["threads"] == 1 and result["pid"] != os.getpid() for result in results.values())
     assert "exit code 7" in messages["dies"]
     assert "KeyError" in messages["bug"]
+    assert "sys.exit('enough')" in messages["exits"]
     assert json.loads((tmp_path / "well/result.json").read_text())["arguments"] == {"how": "well"}
     assert multiprocessing.active_children() == []
 
@@ -191,7 +196,7 @@ def test_an_interruption_keeps_what_is_done_and_says_how_to_go_on(tmp_path, hear
     # two at a time would begin the third: so the second worker has a sleeper, too
     cells[2:] = [Cell("other", misfortune, {"how": "sleeps"}), cells[2]]
     threading.Thread(target=interrupt).start()
-    with pytest.raises(KeyboardInterrupt, match=r"1 of 4 cells are done, in .*\. The same command goes on"):
+    with pytest.raises(KeyboardInterrupt, match=r"1 of 4 cells are done, in .*\. The same command resumes"):
         run_grid(cells, tmp_path, workers=2, console=QUIET)
     assert (tmp_path / "sleeps/saved").exists()
     assert not (tmp_path / "never").exists()
@@ -220,6 +225,49 @@ def runs(pid):
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_a_cell_that_takes_too_long_is_ended(tmp_path):
+    cells = [Cell(how, misfortune, {"how": how}) for how in ("sleeps", "well")]
+    with pytest.raises(CellsFailed, match=r"1 of 2 cells failed(.|\n)*sleeps: it took longer than 1 s") as failure:
+        run_grid(cells, tmp_path, workers=1, timeout=1, console=QUIET)
+    assert failure.value.results.keys() == {"well"}
+    assert not runs(int((tmp_path / "sleeps/pid").read_text()))
+    with pytest.raises(ValueError, match="timeout must be a number of seconds above 0"):
+        run_grid(cells, tmp_path, timeout=0, console=QUIET)
+
+
+SCRIPT = """
+from archipel.experiments.grids import Cell, run_grid
+
+def square(folder, x):
+    return {"square": x * x}
+
+CALL
+"""
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_script_runs_its_own_functions_in_processes(tmp_path, guarded):
+    call = "print(run_grid([Cell(f'x{x}', square, {'x': x}) for x in (2, 3)], 'out', workers=2))"
+    script = tmp_path / "mine.py"
+    script.write_text(SCRIPT.replace("CALL", f"if __name__ == '__main__':\n    {call}" if guarded else call))
+    for _ in range(1 + guarded):  # the second time, results are read
+        done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True)
+        if guarded:
+            assert done.stdout == "{'x2': {'square': 4}, 'x3': {'square': 9}}\n", done.stderr
+        else:
+            assert "below `if __name__ == '__main__':`" in done.stderr
+            assert done.returncode == 1
+    if guarded:
+        assert json.loads((tmp_path / "out/x2/result.json").read_text())["work"] == "mine.py:square"
+
+
+def test_a_function_of_an_interactive_session_is_refused_before_anything_runs(tmp_path):
+    lines = SCRIPT.replace("CALL", "run_grid([Cell('a', square, {'x': 2})], 'out', workers=2)")
+    done = subprocess.run([sys.executable, "-c", lines], cwd=tmp_path, capture_output=True, text=True)
+    assert "Define it in a module, or give workers=1" in done.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_time_left_is_an_even_share_or_the_longest_cell():

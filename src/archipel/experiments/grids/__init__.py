@@ -1,4 +1,4 @@
-"""Benchmarks: a grid of runs that can be stopped and gone on with, and the papers' tables and figures made from it."""
+"""A grid of runs in parallel processes, which can be stopped and resumed."""
 
 from archipel.core.lazy import export
 

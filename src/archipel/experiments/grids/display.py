@@ -1,4 +1,4 @@
-"""What a grid shows while it works: cells done and running, time passed and left."""
+"""The progress of a grid: finished and running cells, elapsed and remaining time."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from archipel.experiments.grids.workers import Event
 
 log = logging.getLogger("archipel")
 SHOWN = 4
-"""Running cells that are named."""
+"""Largest number of running cells shown by name."""
 
 
 class GridBar:
-    """A progress bar over a grid's cells; where the console isn't a terminal, a line a cell."""
+    """A progress bar over a grid's cells; one line for each cell if the console is not a terminal."""
 
     def __init__(
         self, costs: Mapping[str, float], seconds: Mapping[str, float], workers: int, console: Console
     ) -> None:
-        """Begins with the seconds that done cells took."""
         self._costs, self._seconds, self._workers = dict(costs), dict(seconds), workers
         self._began: dict[str, float] = {}
         self._failed: set[str] = set()
@@ -38,7 +37,7 @@ class GridBar:
             TextColumn("{task.fields[left]}"),
             TextColumn("{task.fields[running]}"),
             console=console,
-            # Cells that run here write to a file of their own, not through the bar.
+            # cells that run in this process write to a file of their own, not through the bar
             redirect_stdout=False,
             redirect_stderr=False,
         )
@@ -56,7 +55,7 @@ class GridBar:
             self._progress.stop()
 
     def update(self, event: Event) -> None:
-        """Takes note of what happened to a cell."""
+        """Record what happened to a cell."""
         if event.kind == "started":
             self._began[event.task] = time.perf_counter()
         else:
@@ -74,7 +73,7 @@ class GridBar:
         self._progress.update(self._task, completed=completed, left=left, running=escape(running))
 
     def seconds_left(self) -> float | None:
-        """The time left as the cells that are done tell it; ``None`` where none is done."""
+        """Estimate the remaining time from finished cells; ``None`` if there are none."""
         over = self._seconds.keys() | self._failed
         passed = [(self._costs[name], time.perf_counter() - began) for name, began in self._began.items()]
         waiting = [c for name, c in self._costs.items() if name not in over and name not in self._began]
@@ -97,16 +96,16 @@ def time_left(
     waiting: Sequence[float],
     workers: int,
 ) -> float | None:
-    """Seconds until a grid is done, if a cell takes time in proportion to its cost.
+    """Estimate the seconds until a grid is done, if a cell's time is proportional to its cost.
 
     Args:
-        done: cost and seconds of each cell that is done.
-        running: cost and seconds so far of each that runs.
-        waiting: cost of each that hasn't begun.
+        done: cost and seconds of each finished cell.
+        running: cost and seconds so far of each running cell.
+        waiting: cost of each cell that has not begun.
         workers: how many run at a time.
 
     Returns:
-        The longest of an even share of all that is left and the longest single cell; ``None`` if nothing is done.
+        The larger of an even share of the remaining time and the longest remaining cell; ``None`` if nothing is done.
 
     >>> time_left([(1.0, 10.0), (2.0, 20.0)], [(1.0, 4.0)], [3.0, 1.0], workers=2)
     30.0

@@ -1,4 +1,9 @@
-"""Tasks in worker processes: one that fails, dies or is interrupted loses no other, and no process is left behind."""
+"""Cells in worker processes: one that fails, dies, hangs or is interrupted does not affect the others.
+
+The processes are pebble's. If a worker dies, pebble names its task and the exit code, replaces it, and keeps the others
+running; it also ends a task after a timeout. loky and ``concurrent.futures`` have no such timeout, and declare the
+whole pool broken when a worker dies.
+"""
 
 from __future__ import annotations
 
@@ -9,33 +14,38 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from multiprocessing.synchronize import Event as Flag
 from pathlib import Path
 from typing import IO, Any, Literal
 
 import torch
+from pebble import ProcessExpired, ProcessPool
 
 from archipel.algorithm import DivergenceError
 
 Perform = Callable[[Any, Path], float]
 Task = tuple[str, tuple[Any, Path]]
-"""A name, and what and where to perform."""
+"""A cell's name, and the arguments of :data:`Perform`: the cell and its folder."""
 
 LOG = "log.txt"
+NEVER_STARTED = (
+    "no worker process could start. A script must call run_grid below `if __name__ == '__main__':`, because each "
+    "worker imports the script; workers=1 needs no processes"
+)
 log = logging.getLogger("archipel")
 
 
 @dataclass(frozen=True)
 class Event:
-    """What happened to a task.
+    """What happened to a cell.
 
     Args:
-        kind: what.
-        task: its name.
-        seconds: it took, when it is done.
+        kind: of the event.
+        task: the cell's name.
+        seconds: that the cell took, if it is done.
         message: why it failed.
     """
 
@@ -46,7 +56,7 @@ class Event:
 
 
 def in_this_process(perform: Perform, tasks: Sequence[Task]) -> Generator[Event]:
-    """The tasks one after the other."""
+    """Perform the tasks one after the other."""
     for name, (what, folder) in tasks:
         yield Event("started", name)
         event = _attempt(perform, name, what, folder)
@@ -55,90 +65,72 @@ def in_this_process(perform: Perform, tasks: Sequence[Task]) -> Generator[Event]
         yield event
 
 
-@dataclass
-class _Worker:
-    process: BaseProcess
-    connection: Connection
-    task: str | None = None
+def in_processes(
+    perform: Perform, tasks: Sequence[Task], workers: int, timeout: float | None = None
+) -> Generator[Event]:
+    """Perform the tasks in the order given, as many at a time as there are workers.
 
-
-def in_processes(perform: Perform, tasks: Sequence[Task], workers: int) -> Generator[Event]:
-    """The tasks in the order given, as many at a time as there are workers.
-
-    When the generator is closed or interrupted, each running task is interrupted once, as by Ctrl-C, and waited for; a
+    When the generator is closed or interrupted, each running task is interrupted once, as by Ctrl-C, and awaited. A
     second Ctrl-C ends all processes at once.
+
+    Args:
+        perform: what to do with a task.
+        tasks: in the order of their start.
+        workers: number of processes.
+        timeout: seconds after which a task is ended and counts as failed; ``None``: no limit.
     """
+    context = multiprocessing.get_context("spawn")  # a fork of a process with torch's threads may deadlock
+    stop = context.Event()
     waiting = list(reversed(tasks))
-    pool = [_start(perform) for _ in range(min(workers, len(tasks)))]
-    try:
-        for worker in pool:
-            yield _give(worker, waiting.pop())
-        while busy := [worker for worker in pool if worker.task is not None]:
-            ready = wait([worker.connection for worker in busy])
-            for worker in [worker for worker in busy if worker.connection in ready]:
-                yield _take(worker)
-                if waiting:
-                    if not worker.process.is_alive():
-                        pool[pool.index(worker)] = worker = _start(perform)
-                    yield _give(worker, waiting.pop())
-    finally:
-        _stop(pool)
-
-
-def _start(perform: Perform) -> _Worker:
-    here, there = multiprocessing.Pipe()
-    # A new interpreter: a fork of a process with torch's threads may lock up.
-    process = multiprocessing.get_context("spawn").Process(target=_serve, args=(there, perform), daemon=True)
+    running: dict[Future[Event], str] = {}
+    pool = ProcessPool(min(workers, len(tasks)), initializer=_begin, initargs=(stop,), context=context)
     with _one_thread():
-        process.start()
-    there.close()  # so that the end of the process is the end of the connection
-    return _Worker(process, here)
+        try:
+            while running or waiting:
+                # No more tasks than workers are given out, so that a task that was given out runs.
+                while waiting and len(running) < workers:
+                    name, (what, folder) = waiting.pop()
+                    if not pool.active:
+                        yield Event("failed", name, message=NEVER_STARTED)
+                        continue
+                    future: Future[Event] = pool.schedule(_attempt, (perform, name, what, folder), timeout=timeout)
+                    running[future] = name
+                    yield Event("started", name)
+                for future in wait(running, timeout=1.0, return_when=FIRST_COMPLETED).done:
+                    yield _outcome(future, running.pop(future), timeout)
+                if running and not pool.active:  # pebble's own threads have failed
+                    yield from (Event("failed", name, message=NEVER_STARTED) for name in running.values())
+                    running.clear()
+        except BaseException:
+            if running:
+                log.warning("Stopping: running cells finish their round and are saved. Ctrl-C again stops at once.")
+            stop.set()
+            wait(running)
+            raise
+        finally:
+            pool.stop()
+            pool.join()
 
 
-def _give(worker: _Worker, task: Task) -> Event:
-    worker.task = task[0]
-    worker.connection.send(task)
-    return Event("started", task[0])
-
-
-def _take(worker: _Worker) -> Event:
-    """What a worker says of its task, or that it is gone."""
-    name, worker.task = worker.task, None
-    assert name is not None
+def _outcome(future: Future[Event], name: str, timeout: float | None) -> Event:
+    """Return what a worker says of its task, or why it says nothing."""
     try:
-        event: Event = worker.connection.recv()
-        return event
-    except (EOFError, OSError):
-        worker.process.join(10)
-        code = worker.process.exitcode
-        why = f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
+        return future.result()
+    except ProcessExpired as expired:
+        code = expired.exitcode
+        why = f"by signal {-code}" if code < 0 else f"with exit code {code}"
         return Event("failed", name, message=f"its process ended {why}: out of memory, or killed?")
-
-
-def _stop(pool: Sequence[_Worker]) -> None:
-    try:
-        busy = [worker for worker in pool if worker.task is not None and worker.process.is_alive()]
-        if busy:
-            log.warning("Stopping: what runs ends its round and is saved. Ctrl-C again stops at once.")
-        for worker in busy:
-            assert worker.process.pid is not None
-            os.kill(worker.process.pid, signal.SIGINT)
-        for worker in pool:
-            if worker in busy:
-                _take(worker)
-            worker.connection.close()
-        for worker in pool:
-            worker.process.join(10)
-    finally:
-        for worker in pool:
-            if worker.process.is_alive():
-                worker.process.kill()
-                worker.process.join()
+    except TimeoutError:
+        return Event("failed", name, message=f"it took longer than {timeout:g} s, and was ended")
+    except (KeyboardInterrupt, CancelledError):
+        return Event("stopped", name, message="it was interrupted")
+    except Exception as error:  # pebble declares its pool broken
+        return Event("failed", name, message=f"{NEVER_STARTED}: {error}")
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Processes started here compute with one thread: libraries read these variables when they are loaded."""
+    """Let processes that start here compute with one thread: libraries read these variables when they are loaded."""
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     before = {name: os.environ.get(name) for name in names}
     os.environ.update(dict.fromkeys(names, "1"))
@@ -154,50 +146,67 @@ def _one_thread() -> Iterator[None]:
 
 # In a worker
 
+_working = threading.Event()
+_stops: list[Flag] = []
+"""The parent's request to stop; empty outside of a worker."""
 
-def _serve(connection: Connection, perform: Perform) -> None:
-    """Performs tasks until nobody gives any more."""
+
+def _begin(stop: Flag) -> None:
+    """Prepare a worker: one thread, interrupted by the parent alone, ended with the parent."""
+    _stops.append(stop)
+    torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(os, "setpgrp"):
         os.setpgrp()  # a terminal's Ctrl-C reaches the parent alone, which then interrupts each worker exactly once
+    threading.Thread(target=_interrupt_on, args=(stop,), daemon=True).start()
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    torch.set_num_threads(1)
-    while True:
-        try:
-            name, (what, folder) = connection.recv()
-        except (EOFError, KeyboardInterrupt):
-            return
-        connection.send(_attempt(perform, name, what, folder))
+
+
+def _interrupt_on(stop: Flag) -> None:
+    stop.wait()
+    if _working.is_set():
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
-        parent.join()  # it never returns while the parent lives, and at once when it was killed
+        parent.join()  # returns when the parent is gone, whatever ended it
         os._exit(1)
 
 
 def _attempt(perform: Perform, name: str, what: Any, folder: Path) -> Event:
+    """Perform a task with its output in its folder's log, and return what happened."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / LOG).open("a", buffering=1) as file, _written_to(file):
             try:
+                _working.set()
+                if any(stop.is_set() for stop in _stops):  # before this task began
+                    raise KeyboardInterrupt
                 return Event("done", name, seconds=perform(what, folder))
             except BaseException:
                 traceback.print_exc()
                 raise
+            finally:
+                _working.clear()
     except KeyboardInterrupt:
         return Event("stopped", name, message="it was interrupted")
     except (ValueError, OSError, ImportError, DivergenceError) as error:
         return Event("failed", name, message=str(error))
+    except SystemExit as error:
+        return Event("failed", name, message=f"it called sys.exit({error.code!r}); {_where(folder)}")
     except Exception as error:
-        where = f"its traceback is in {folder / LOG}"
-        return Event("failed", name, message=f"{type(error).__name__}: {error}; {where}")
+        return Event("failed", name, message=f"{type(error).__name__}: {error}; {_where(folder)}")
+
+
+def _where(folder: Path) -> str:
+    return f"its traceback is in {folder / LOG}"
 
 
 @contextmanager
 def _written_to(file: IO[str]) -> Iterator[None]:
-    """What is printed and logged goes to the file; elsewhere only warnings are logged."""
+    """Send what is printed and logged to the file; other handlers keep only warnings."""
     handler = logging.StreamHandler(file)
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     others, level = [(other, other.level) for other in log.handlers], log.level
