@@ -248,7 +248,7 @@ def free_energy(algorithm, federation, server, states):
         w = state["responsibilities"].values.double()
         ratio, _ = algorithm.ratio_loss(server["ratio"], client.train | {"w": w}, server["tau"], torch.tensor(i))
         params = {"encoder": {}, "heads": state["predictive"]["heads"]}
-        predictive, _ = algorithm.predictive_loss(params, client.train | {"w": w})
+        predictive, _ = algorithm.experts.weighted_loss(params, client.train | {"w": w})
         total += float((-ratio.double() - predictive.double() - torch.special.xlogy(w, w).sum(1)).sum())
     return total
 
@@ -441,9 +441,9 @@ def test_it_learns_what_an_average_cannot():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"components": 0}, "at least one component.*components=0"),
-        ({"components": 1.5}, "at least one component"),
-        ({"encoders": "both"}, "'shared' .1×. or 'own'"),
+        ({"components": 0}, "components must be a whole number of at least 1; given 0"),
+        ({"components": 1.5}, "components must be a whole number of at least 1; given 1.5"),
+        ({"encoders": "both"}, "encoders must be 'shared' or 'own'"),
         ({"expectation": "partial"}, "'exact' or 'incremental'"),
         ({"batch_norm": "off"}, "batch_norm must be one of"),
     ],

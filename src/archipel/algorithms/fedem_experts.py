@@ -12,7 +12,7 @@ from torch import Tensor
 
 from archipel.algorithm import Algorithm, Clients, Info, Weights
 from archipel.algorithms.parts import shared_model as averaging
-from archipel.algorithms.parts.experts import Experts
+from archipel.algorithms.parts.experts import Experts, posterior, recomputed
 from archipel.core import checks
 from archipel.core.examples import ClientData
 from archipel.core.trees import Tree
@@ -100,7 +100,7 @@ class FedEMExperts(Algorithm):
         """The E-step, π_i, and local SGD on the experts."""
         model = batchnorm.receive(self.batch_norm, message["model"], client)
         likelihoods = self.experts.log_likelihoods(model, data.train)
-        q = responsibilities(client["pi"], likelihoods) * data.train.mask[:, None]
+        q = posterior(client["pi"].log(), likelihoods) * data.train.mask[:, None]
         end = self.local.minimise(
             self.experts.weighted_loss, model, data.train.adding(w=q), key, message["lr"], client.get("velocity")
         )
@@ -110,7 +110,7 @@ class FedEMExperts(Algorithm):
 
     def statistics(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
         """BatchNorm's statistics of the averaged experts on the client's training data."""
-        return client, self.experts.statistics(message["model"], data.train)
+        return client, recomputed(self.experts.encoder, message["model"], data.train)
 
     def predict(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
         """The client's mixture: log Σ_c π_ic p(y|x; θ_c)."""
@@ -128,17 +128,3 @@ class FedEMExperts(Algorithm):
             model = batchnorm.receive(self.batch_norm, server["model"], client)
             outputs, _ = self.experts.outputs(model, embedded)
         return self.task.criterion.mix(client["pi"].log().expand(len(outputs), -1), outputs)
-
-
-def responsibilities(pi: Tensor, log_likelihoods: Tensor) -> Tensor:
-    """The posterior over components, q_jc ∝ π_c exp(log-likelihood_jc).
-
-    Args:
-        pi: ``(C,)`` mixing weights.
-        log_likelihoods: ``(n, C)``.
-
-    >>> responsibilities(torch.tensor([0.75, 0.25]), torch.tensor([[-2.0, -2.0], [-1e5, -2e5]]))
-    tensor([[0.7500, 0.2500],
-            [1.0000, 0.0000]])
-    """
-    return torch.softmax(pi.log() + log_likelihoods, dim=-1)

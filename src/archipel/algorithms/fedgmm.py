@@ -13,7 +13,7 @@ from torch import Tensor
 
 from archipel.algorithm import Algorithm, Clients, Info, Weights
 from archipel.algorithms.parts import shared_model as averaging
-from archipel.algorithms.parts.experts import PIECE, Experts
+from archipel.algorithms.parts.experts import PIECE, Experts, recomputed
 from archipel.algorithms.parts.gaussians import drawn, log_normal, moments_of, refitted
 from archipel.core import checks, keys
 from archipel.core.examples import ClientData, Examples
@@ -225,7 +225,7 @@ class FedGMM(Algorithm):
 
     def statistics(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
         """BatchNorm's statistics of the averaged experts on the client's training data."""
-        return client, self.experts.statistics(message["model"], data.train)
+        return client, recomputed(self.experts.encoder, message["model"], data.train)
 
     # Prediction and routing
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from archipel.core import keys
 from archipel.core.examples import Examples
 from archipel.core.trees import Tree, stack
-from archipel.learning import batch_norm as batchnorm
+from archipel.learning import batch_norm
 from archipel.learning.networks import Copies, linear_init
 from archipel.learning.sgd import Batch
 from archipel.learning.tasks import Supervised
@@ -57,7 +58,12 @@ class Experts:
     def outputs(self, params: Tree, x: Tensor, train: bool = False) -> tuple[Tensor, Tree]:
         """``(n, C, K)``, and the buffers afterwards."""
         z, buffers = self.encoder(params["encoder"], params.get("buffers", {}), x, train)
-        return torch.einsum("ncd,ckd->nck", z, params["heads"]["weight"]) + params["heads"]["bias"], buffers
+        return self.answers(params["heads"], z), buffers
+
+    def answers(self, heads: Tree, z: Tensor) -> Tensor:
+        """The heads' outputs ``(n, C, K)`` on features ``(n, C, features)``, or ``(n, 1, features)`` for all heads."""
+        bias: Tensor = heads["bias"]
+        return torch.einsum("ncd,ckd->nck", z.expand(-1, self.count, -1), heads["weight"]) + bias
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """``(n, C)``: −log p_c(y|x)."""
@@ -70,16 +76,33 @@ class Experts:
 
     def log_likelihoods(self, params: Tree, examples: Examples) -> Tensor:
         """``(N, C)``: log p_c(y_j|x_j) of all examples, padding included, as an E-step needs them."""
-        found = []
-        for batch in examples.pieces(PIECE):
-            outputs, _ = self.outputs(params, batch["x"])
-            found.append(-self.losses(outputs, batch["y"]))
-        return torch.cat(found)
+        return in_pieces(lambda batch: -self.losses(self.outputs(params, batch["x"])[0], batch["y"]), examples)
 
-    def statistics(self, params: Tree, examples: Examples) -> Tree:
-        """Statistics of the encoders' BatchNorm on these examples, for the policy ``"recompute"``."""
 
-        def passed(params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
-            return self.outputs(params, batch["x"], train=True)
+def in_pieces(function: Callable[[Batch], Tensor], examples: Examples) -> Tensor:
+    """Concatenate what a function returns of all rows, padding included, :data:`PIECE` rows at a time."""
+    return torch.cat([function(batch) for batch in examples.pieces(PIECE)])
 
-        return batchnorm.recompute(passed, self, params, examples)
+
+def recomputed(encoder: Copies, model: Tree, examples: Examples) -> Tree:
+    """Statistics of the encoders' BatchNorm on these examples, for the policy ``"recompute"``."""
+
+    def passed(params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
+        return encoder(params["encoder"], params["buffers"], batch["x"], train=True)
+
+    return batch_norm.recompute(passed, encoder, model, examples)
+
+
+def posterior(log_weights: Tensor, log_likelihoods: Tensor) -> Tensor:
+    """The posterior over components, q_jc ∝ exp(log-weight_jc + log-likelihood_jc).
+
+    Args:
+        log_weights: ``(C,)``, or ``(n, C)`` if the weights depend on the input.
+        log_likelihoods: ``(n, C)``.
+
+    >>> pi = torch.tensor([0.75, 0.25])
+    >>> posterior(pi.log(), torch.tensor([[-2.0, -2.0], [-1e5, -2e5]]))
+    tensor([[0.7500, 0.2500],
+            [1.0000, 0.0000]])
+    """
+    return torch.softmax(log_weights + log_likelihoods, dim=-1)
