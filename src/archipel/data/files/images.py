@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from archipel.data.arrays import as_bytes
+from archipel.data.arrays import as_bytes, refuse_not_finite
 from archipel.data.files.guard import readable
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".ppm", ".pgm")
@@ -87,7 +87,9 @@ def _eight_bits(image: Image.Image, opened: Image.Image) -> NDArray[np.uint8]:
     if mode.startswith("I"):
         return _sixteen_bits(np.asarray(image).astype(np.int64), opened)
     if mode == "F":
-        return as_bytes(np.asarray(image, np.float64), "it")
+        values = np.asarray(image, np.float64)
+        refuse_not_finite(values, "it")
+        return as_bytes(values, "it")
     if mode in ("1", "L") and "transparency" not in image.info:
         return np.asarray(image.convert("L"))
     if image.has_transparency_data:

@@ -2,8 +2,9 @@
 
 import csv
 import re
+from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +46,7 @@ class Table:
         """
         for name in names:
             if (column := self.columns[name]).dtype.kind not in "buif":
-                row = next((i for i, cell in enumerate(column.tolist()) if not _is_value(cell)), 0)
+                row = next((i for i, cell in enumerate(column.tolist()) if not (_is_number(cell) or _is_gap(cell))), 0)
                 where = f", line {self.lines[row]}" if self.lines else ""
                 raise ValueError(
                     f"{self.file}{where}: {name} is {str(column[row])[:60]!r}, which isn't a number. Encode text "
@@ -57,6 +58,8 @@ class Table:
 def read_text(file: Path) -> Table:
     """Read a .csv file, separated by commas, or a .tsv file, separated by tabs, with a line of names or without.
 
+    The file is read once, a row at a time, and once more for its columns of text where it has some.
+
     Raises:
         ValueError: the file can't be read, or would be misread; the message says where.
     """
@@ -64,35 +67,30 @@ def read_text(file: Path) -> Table:
         raise ValueError(
             f"{file} has {size:,} bytes; text is read up to {MOST_BYTES:,}. Write it as .npz or .parquet, or divide it."
         )
-    tabs = file.suffix.lower() == ".tsv"
-    with readable(file, "Save it as CSV in UTF-8."), file.open(newline="", encoding="utf-8-sig") as text:
-        reader = csv.reader(text, delimiter="\t" if tabs else ",")
-        read = [(reader.line_num, row) for row in reader if row]
-    if not read:
+    rows = _rows(file)
+    line, first = next(rows, (0, None))
+    if first is None:
         raise ValueError(f"{file} is empty.")
-    lines, rows = [line for line, _ in read], [row for _, row in read]
-    first, width = rows[0], len(rows[0])
-    if width == 1 and (mark := next((mark for mark in ";\t" if mark in first[0]), None)):
-        raise ValueError(
-            f"{file} has {'semicolons' if mark == ';' else 'tabs'} between its values. "
-            + ("Write commas, and points in decimals." if mark == ";" else "Write commas, or call it .tsv.")
-        )
-    if width > MOST_COLUMNS:
-        raise ValueError(
-            f"{file} has {width:,} columns; at most {MOST_COLUMNS:,} are read. If its rows are features, transpose it: "
-            "examples are rows."
-        )
-    for line, row in read:
+    width = len(first)
+    _check_separated(file, first)
+    numbered = [cell.strip() for cell in first] == [str(j) for j in range(width)]
+    values, lines, text, whole = array("d"), [line], set[int](), False
+    for line, row in rows:
         if len(row) != width:
             raise ValueError(f"{file}, line {line} has {len(row)} values, the first line has {width}.")
-    named = _is_header(file, rows)
+        values.extend(_numbers(row, text))
+        lines.append(line)
+        whole = whole or (numbered and any(cell.strip().lstrip("+-").isdigit() for cell in row))
+    named = _is_header(file, first, numbered and len(lines) > 1, whole)
     names = tuple(cell.strip() for cell in first) if named else tuple(f"x{j}" for j in range(width))
     _check_names(file, names)
-    if named:
-        lines, rows = lines[1:], rows[1:]
-    if not rows:
+    if named and len(lines) == 1:
         raise ValueError(f"{file} has a line of names and no examples.")
-    columns = {name: _column(file, name, cells) for name, cells in zip(names, zip(*rows, strict=True), strict=True)}
+    read = np.array(values).reshape(-1, width)
+    read, lines = (read, lines[1:]) if named else (np.vstack([[_numbers(first, text)], read]), lines)
+    columns: dict[str, Array] = {name: read[:, j] for j, name in enumerate(names)}
+    for j, cells in _texts(file, text, named).items():
+        columns[names[j]] = cells
     return Table(file, columns, named, lines)
 
 
@@ -123,21 +121,77 @@ def read_parquet(file: Path) -> Table:
     return Table(file, columns, True)
 
 
-def _is_header(file: Path, rows: list[list[str]]) -> bool:
+def _rows(file: Path) -> Iterator[tuple[int, list[str]]]:
+    """The rows that hold something, each with the line on which it ends."""
+    with readable(file, "Save it as CSV in UTF-8."), file.open(newline="", encoding="utf-8-sig") as opened:
+        reader = csv.reader(opened, delimiter="\t" if file.suffix.lower() == ".tsv" else ",")
+        for row in reader:
+            if row:
+                yield reader.line_num, row
+
+
+def _check_separated(file: Path, first: Sequence[str]) -> None:
+    if len(first) == 1 and ";" in first[0]:
+        raise ValueError(f"{file} has semicolons between its values. Write commas, and points in decimals.")
+    if len(first) == 1 and "\t" in first[0]:
+        raise ValueError(f"{file} has tabs between its values. Write commas, or call it .tsv.")
+    if len(first) > MOST_COLUMNS:
+        raise ValueError(
+            f"{file} has {len(first):,} columns; at most {MOST_COLUMNS:,} are read. If its rows are features, "
+            "transpose it: examples are rows."
+        )
+
+
+def _numbers(row: Sequence[str], text: set[int]) -> list[float]:
+    """A row's numbers, NaN where they are missing; columns whose cell is text are added to `text`."""
+    if "_" not in "".join(row):  # which Python reads as a separator of thousands
+        try:
+            return list(map(float, row))
+        except ValueError:
+            pass
+    found = []
+    for j, cell in enumerate(row):
+        number = _is_number(cell)
+        found.append(float(cell) if number else np.nan)
+        if not number and not _is_gap(cell):
+            text.add(j)
+    return found
+
+
+def _texts(file: Path, text: set[int], named: bool) -> dict[int, Array]:
+    """The columns of text by their places."""
+    cells: dict[int, list[str]] = {j: [] for j in sorted(text)}
+    for i, (line, row) in enumerate(_rows(file) if text else ()):
+        for j, column in cells.items():
+            if len(row[j]) > MOST_CHARACTERS:
+                raise ValueError(
+                    f"{file}, line {line}: a cell has {len(row[j]):,} characters, over {MOST_CHARACTERS:,}. Is a "
+                    "quotation mark missing?"
+                )
+            if i or not named:
+                column.append(row[j])
+    return {j: np.array(column) for j, column in cells.items()}
+
+
+def _is_header(file: Path, first: Sequence[str], numbered: bool, whole: bool) -> bool:
     """Whether the first row holds names.
 
     Names are text. The numbers 0, 1, … are names as well, as pandas writes them, where no other cell is written as a
     whole number; where others are, the row could be either.
+
+    Args:
+        file: for the message.
+        first: its first row.
+        numbered: whether that row is 0, 1, … and others follow.
+        whole: whether another cell is written as a whole number.
     """
-    first = [cell.strip() for cell in rows[0]]
-    if first != [str(j) for j in range(len(first))] or len(rows) == 1:
-        return not any(map(_is_number, first)) and not all(map(_is_value, first))  # all may be missing in a first row
-    if any(cell.strip().lstrip("+-").isdigit() for row in rows[1:] for cell in row):
+    if numbered and whole:
         raise ValueError(
             f"{file} begins with {','.join(first[:4])}{',…' * (len(first) > 4)}: the names that pandas gives to "
             "columns, or the first example? Put a line with other names before the examples."
         )
-    return True
+    known = [_is_number(cell) for cell in first], [_is_gap(cell) for cell in first]
+    return numbered or (not any(known[0]) and not all(known[1]))  # in a first row, all may be missing
 
 
 def _check_names(file: Path, names: tuple[str, ...]) -> None:
@@ -149,22 +203,6 @@ def _check_names(file: Path, names: tuple[str, ...]) -> None:
     name, times = Counter(names).most_common(1)[0] if names else ("", 0)
     if times > 1:
         raise ValueError(f"{file} has two columns {name!r}. Rename one.")
-
-
-def _column(file: Path, name: str, cells: Sequence[str]) -> Array:
-    """Numbers where all cells are numbers or missing, otherwise text."""
-    try:
-        return np.array([float(cell) for cell in cells])
-    except ValueError:
-        try:
-            return np.array([np.nan if cell.strip().lower() in GAPS else float(cell) for cell in cells])
-        except ValueError:
-            if (longest := max(map(len, cells))) > MOST_CHARACTERS:
-                raise ValueError(
-                    f"{file}: a cell of column {name} has {longest:,} characters, over {MOST_CHARACTERS:,}. "
-                    "Is a quotation mark missing?"
-                ) from None
-            return np.array(cells)
 
 
 def _values(column: object) -> Array:
@@ -179,12 +217,14 @@ def _values(column: object) -> Array:
 
 
 def _is_number(cell: str) -> bool:
+    if _is_gap(cell) or "_" in cell:
+        return False
     try:
         float(cell)
     except ValueError:
         return False
-    return cell.strip().lower() not in GAPS
+    return True
 
 
-def _is_value(cell: object) -> bool:
-    return str(cell).strip().lower() in GAPS or _is_number(str(cell))
+def _is_gap(cell: str) -> bool:
+    return cell.strip().lower() in GAPS
