@@ -40,6 +40,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from archipel.core.checks import check_settings, setting
 from archipel.core.examples import ClientData
 from archipel.core.trees import Tree
 
@@ -140,6 +141,7 @@ class Clients(Protocol):
         """Reads state and held-out data, writes nothing, and is not counted as traffic."""
 
 
+@setting("an algorithm, FedAvg(task, SGD(lr=0.01, epochs=1)), say")
 class Algorithm(ABC):
     """A federated algorithm: a frozen dataclass of hyper-parameters with a server-side round and client steps.
 
@@ -148,6 +150,10 @@ class Algorithm(ABC):
     :class:`Routes`, and for a fast evaluation those of :class:`Embeds`, :class:`RoutesEmbedded` and
     :class:`Personalises`.
     """
+
+    def __post_init__(self) -> None:
+        """Check the settings by their annotations; a method that overrides this calls it first."""
+        check_settings(self)
 
     @abstractmethod
     def init_server(self, clients: Clients, key: Tensor) -> Tree:

@@ -54,7 +54,7 @@ def test_any_shared_model_is_a_centre(inner, weights):
             FedProx(Quadratic(3), local, 0.5, weights),
             (one - power(one - 0.3 * (A.numpy() + 0.5 * one), 3)) @ proximal_map(A, 0.5),
         ),
-        "FedDyn": (FedDyn(Quadratic(3), local, 2.0, weights), A.numpy()),
+        "FedDyn": (FedDyn(Quadratic(3), local, 2.0, weights=weights), A.numpy()),
     }[inner]
     # Two personal steps of 0.3 shrink by (1 − 0.3 (0.5 + 1.5))² at least; θ by 0.65 a round or faster.
     ditto = Ditto(algorithm, SGD(lr=0.3, steps=2, batch=None), penalty=1.5)

@@ -139,10 +139,10 @@ def test_tuning_moves_batch_norms_statistics_on(uneven, policy):
 
 
 def test_what_cant_be_is_refused():
-    with pytest.raises(TypeError, match=r"FedAvgFT's tuning is a solver, SGD\(lr=0\.01, epochs=1\), say; given a f"):
+    with pytest.raises(TypeError, match=r"FedAvgFT's tuning must be a solver, SGD\(lr=0\.01, epochs=1\), say; given a"):
         FedAvgFT(Quadratic(), FULL, 0.1)
     for tuning in (SGD(epochs=1, schedule="cosine"), SGD(epochs=1, momentum=0.9, keep_momentum=True)):
         with pytest.raises(ValueError, match=r"outside of all rounds: give it schedule='constant' and keep_momentum=F"):
             FedAvgFT(Quadratic(), FULL, tuning)
-    with pytest.raises(ValueError, match="batch_norm must be one of"):
+    with pytest.raises(ValueError, match="batch_norm must be 'share', 'local' or 'recompute'"):
         FedAvgFT(Quadratic(), FULL, batch_norm="mine")

@@ -157,7 +157,7 @@ def test_what_cant_be_is_refused(uneven):
             fit(FedBABU(task, step, frozen=frozen), uneven, rounds=1)
     with pytest.raises(ValueError, match=r"FedBABU's tune must be 'head' or 'all'; given 'body'"):
         FedBABU(task, step, tune="body")
-    with pytest.raises(TypeError, match=r"FedBABU's frozen is a list of names.*given a str"):
+    with pytest.raises(TypeError, match=r"FedBABU's frozen must be a list of names.*given a str"):
         FedBABU(task, step, frozen="head")
-    with pytest.raises(TypeError, match=r"FedBABU's tuning is a solver.*given a str"):
+    with pytest.raises(TypeError, match=r"FedBABU's tuning must be a solver.*given a str"):
         FedBABU(task, step, "head")

@@ -58,7 +58,7 @@ def test_vector_clients_by_hand_with_partial_participation_and_lost_replies(engi
     A, a = vectors()
     federation, cohort, mu, lr = quadratic_federation(A, a, SIZES), Sample(count=3), 0.8, 0.15
     lost = {(1, i) for i in cohorts(cohort, federation, 2)[1][:1]}
-    algorithm = FedDyn(Quadratic(3), SGD(lr=lr, steps=4, batch=None), mu, weights)
+    algorithm = FedDyn(Quadratic(3), SGD(lr=lr, steps=4, batch=None), mu, weights=weights)
     run = fit(
         algorithm,
         federation,
@@ -93,7 +93,7 @@ def test_partial_participation_ends_at_the_optimum_of_all(weights):
         seen.append(abs(shares(weights, SIZES) @ np.stack(states) - moment.server["h"]["theta"].numpy()).max())
 
     run = fit(
-        FedDyn(Quadratic(3), SGD(lr=0.3, steps=3, batch=None), 3.0, weights),
+        FedDyn(Quadratic(3), SGD(lr=0.3, steps=3, batch=None), 3.0, weights=weights),
         quadratic_federation(A, a, SIZES),
         rounds=60,
         cohort=Sample(count=2),

@@ -125,9 +125,9 @@ def test_what_cant_be_is_refused(uneven):
     for personal in (("heads",), (), ("encoder", "head"), ("head", "tail")):
         with pytest.raises(ValueError, match=r"FedRep must keep some .* encoder, head, .*and leave some"):
             fit(FedRep(task, step, step, personal=personal), uneven, rounds=1)
-    with pytest.raises(TypeError, match=r"FedRep's head is the solver of the heads.*given a str.*said by personal"):
+    with pytest.raises(TypeError, match=r"FedRep's head must be a solver, SGD.*given a str"):
         FedRep(task, step, "head")
-    with pytest.raises(TypeError, match=r"FedRep's personal is a list of names.*given a str"):
+    with pytest.raises(TypeError, match=r"FedRep's personal must be a list of names.*given a str"):
         FedRep(task, step, step, personal="head")
 
 

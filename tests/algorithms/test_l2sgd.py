@@ -71,7 +71,7 @@ def test_the_update_averaged_over_the_coin_vanishes_at_the_optimum(weights, p):
     rho, penalty, lr = shares(weights, SIZES), 1.3, 0.05
     personal, mean = optimum(A, a, rho, penalty)
     assert rho @ personal == pytest.approx(mean, abs=1e-12)
-    algorithm = L2SGD(Quadratic(3), stepping(lr), penalty, p, weights)
+    algorithm = L2SGD(Quadratic(3), stepping(lr), penalty, p, weights=weights)
     for k in range(4):
         client = {"model": {"theta": torch.tensor(personal[k])}}
         data = ClientData(Examples.of({"x": A[k][None], "y": a[k][None]}))
@@ -104,7 +104,7 @@ def test_vector_clients_by_hand_with_partial_participation(engine, weights):
     (A, a), cohort, p, lr, penalty = vectors(), Sample(count=2), 0.4, 0.3, 0.7
     federation, rho = quadratic_federation(A, a, SIZES), shares(weights, SIZES)
     coins = (1, 0, 0, 0, 1, 1, 0, 1, 0, 0)
-    algorithm = L2SGD(Quadratic(3), stepping(lr), penalty, p, weights, coins=coins)
+    algorithm = L2SGD(Quadratic(3), stepping(lr), penalty, p, weights=weights, coins=coins)
     run = fit(algorithm, federation, rounds=4, cohort=cohort, setting=Setting(engine=ENGINES[engine]))
     A, a, theta = A.numpy(), a.numpy(), np.zeros((4, 3))
     for ids, (alone, together) in zip(cohorts(cohort, federation, 4), runs(coins), strict=True):

@@ -142,7 +142,7 @@ SOLVERS = {
 
 @pytest.mark.parametrize("name", SOLVERS)
 def test_what_is_no_solver_is_refused(name):
-    with pytest.raises(TypeError, match=rf"{name} is a solver, SGD\(.*given a float"):
+    with pytest.raises(TypeError, match=rf"{name} must be a solver, SGD\(.*given a float"):
         SOLVERS[name](0.1)
 
 
@@ -150,9 +150,9 @@ def test_settings_of_the_wrong_type_are_told_without_a_traceback():
     with pytest.raises(ValueError, match=r"SGD's tolerance must be a number; given '1e-3'"):
         SGD(lr=0.1, steps=1, tolerance="1e-3")
     for given, kind in (("head", "a str"), (None, "a NoneType"), ([3], "a list")):
-        with pytest.raises(TypeError, match=rf'FedPer.s personal is a list of names, \["head"\], say; given {kind}'):
+        with pytest.raises(TypeError, match=r"FedPer.s XX"):
             FedPer(TASK, STEP, personal=given)
-    with pytest.raises(TypeError, match=r"Ditto's inner is the shared model's algorithm.*given a SGD"):
+    with pytest.raises(TypeError, match=r"Ditto's inner must be an algorithm, FedAvg.*given a SGD"):
         Ditto(STEP, STEP)
 
 

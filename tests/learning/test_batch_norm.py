@@ -184,5 +184,5 @@ def test_a_minibatch_of_one_is_told_with_what_to_do(uneven):
 
 
 def test_another_policy_is_refused(uneven):
-    with pytest.raises(ValueError, match="batch_norm must be one of 'share', 'local', 'recompute'; given 'average'"):
+    with pytest.raises(ValueError, match="batch_norm must be 'share', 'local' or 'recompute'; given 'average'"):
         FedAvg(classification(encoder(), uneven), TRAINING, batch_norm="average")

@@ -4,25 +4,21 @@ numbers are those of the page on personalised algorithms.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 
 import torch
 from torch import Tensor
 
-from archipel.algorithm import Algorithm, Clients, Info, Weights
-from archipel.algorithms.parts import shared_model as averaging
-from archipel.core import checks
+from archipel.algorithm import Clients, Info, Weights
+from archipel.algorithms.parts.shared_model import SharedModel, remember
+from archipel.core.checks import Fraction, NonNegative
 from archipel.core.examples import ClientData
 from archipel.core.trees import Tree, leaves, tree_map, zeros_like
-from archipel.learning import batch_norm as batchnorm
-from archipel.learning.batch_norm import BatchNorm
-from archipel.learning.sgd import SGD, Batch, trained
-from archipel.learning.solver_checks import solver
-from archipel.learning.tasks import Task
+from archipel.learning.sgd import Batch, trained
 
 
 @dataclass(frozen=True, eq=False)
-class APFL(Algorithm):
+class APFL(SharedModel):
     """A personal model that is a mixture of a local one and the shared one.
 
     Client k's model is the mixture ω̄_k = α_k ω_k + (1 − α_k) θ (eq. 11), where θ minimises the mean of all f_k and ω_k
@@ -50,7 +46,8 @@ class APFL(Algorithm):
     Raises:
         ValueError: a setting out of its range.
 
-    >>> from archipel.fit import fit
+    >>> import torch
+    >>> from archipel import APFL, SGD, fit
     >>> from archipel.learning.quadratic import Quadratic, quadratic_federation
     >>> A, a = torch.tensor([1.0, 4.0]).reshape(2, 1, 1), torch.tensor([[0.0], [1.0]])
     >>> islands = quadratic_federation(A, a)
@@ -59,24 +56,16 @@ class APFL(Algorithm):
     [-0.8, 1.2]
     """
 
-    task: Task
-    local: SGD
-    alpha: float = 0.5
+    alpha: Fraction = 0.5
     adaptive: bool = False
+    _: KW_ONLY
     weights: Weights = "uniform"
-    averaging: float | None = None
-    batch_norm: BatchNorm = "share"
+    averaging: NonNegative | None = None
 
     def __post_init__(self) -> None:
-        batchnorm.check(self.batch_norm)
-        checks.number("APFL", alpha=self.alpha)
-        if not 0 <= self.alpha <= 1:
-            raise ValueError(f"APFL's alpha must lie in [0, 1]; given {self.alpha}.")
-        solver("APFL", local=self.local)
+        super().__post_init__()
         if self.adaptive and self.local.weight_decay:
             raise ValueError("Weight decay would pull an adaptive alpha to 0: give APFL's local solver weight_decay=0.")
-        if self.averaging is not None:
-            checks.at_least_zero("APFL", averaging=self.averaging)
 
     # The server
 
@@ -84,28 +73,29 @@ class APFL(Algorithm):
         model = self.task.init(key)
         return {"model": model} | self._nothing_averaged(model) | self._weight(0)
 
+    def broadcast(self, server: Tree, clients: Clients) -> Tree:
+        weight = {} if self.averaging is None else {"weight": server["weight"]}
+        return super().broadcast(server, clients) | weight
+
     def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
-        message = averaging.broadcast(self, server["model"], clients)
-        if self.averaging is not None:
-            message["weight"] = server["weight"]
-        mean = clients.mean(self.train, message, key, self.weights)
-        model = averaging.refreshed(self, server["model"] | mean["model"], clients, key)
-        server = server | {"model": model} | self._weight(clients.round + 1)
-        return self._averaged(server, model, server.get("weight")), {"loss": mean["loss"], "alpha": mean["alpha"]}
+        mean = clients.mean(self.train, self.broadcast(server, clients), key, self.weights)
+        model = self.refreshed(server["model"] | mean["model"], clients, key)
+        new = server | {"model": model} | self._weight(clients.round + 1)
+        return self._averaged(new, model, new.get("weight")), {"loss": mean["loss"], "alpha": mean["alpha"]}
 
     # The clients
 
     def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
         model = message["server"]["model"]
         alpha = torch.full((), self.alpha, dtype=leaves(trained(model))[0].dtype)
-        client = averaging.enrol(self, model) | {"omega": model, "alpha": alpha} | self._nothing_averaged(model)
-        return averaging.remember(self.local, client, zeros_like(trained(self._blocks(model, client))))
+        client = super().init_client(message, data, key) | {"omega": model, "alpha": alpha}
+        client |= self._nothing_averaged(model)
+        return remember(self.local, client, zeros_like(trained(self._blocks(model, client))))
 
     def train(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """τ steps of θ_k from θ and of ω_k from where it was, and of α_k; θ_k goes to the server."""
+        """Make τ steps of θ_k from θ, of ω_k from where it was, and of α_k; θ_k goes to the server."""
         alpha = client["alpha"]
         client = self._averaged(client, mixture(alpha, client["omega"], message["model"]), message.get("weight"))
-        blocks = self._blocks(batchnorm.receive(self.batch_norm, message["model"], client), client)
 
         def objective(blocks: Tree, batch: Batch) -> tuple[Tensor, Tree]:
             shared, omega = (_part(blocks, name) for name in ("shared", "omega"))
@@ -117,26 +107,23 @@ class APFL(Algorithm):
 
         end = self.local.minimise(
             objective,
-            blocks,
+            self._blocks(self.complete(message["model"], client), client),
             data.train,
             key,
             message["lr"],
             client.get("velocity"),
             project=_with_alpha_clipped if self.adaptive else None,
         )
-        shared, omega = (_part(end.params, name) for name in ("shared", "omega"))
-        client = batchnorm.keep(self.batch_norm, client, shared)
-        client = client | {"omega": omega, "alpha": end.params.get("alpha", alpha)}
-        reply = {"model": batchnorm.send(self.batch_norm, shared), "loss": end.loss, "alpha": client["alpha"]}
-        return averaging.remember(self.local, client, end.velocity), reply
+        client = client | {"omega": _part(end.params, "omega"), "alpha": end.params.get("alpha", alpha)}
+        end = replace(end, params=_part(end.params, "shared"))
+        return self.keep(client, end), self.reply(end) | {"alpha": client["alpha"]}
 
-    def statistics(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """BatchNorm's statistics of the shared model on the client's training data."""
-        return client, batchnorm.recompute(self.task.loss, self.task, message["model"], data.train)
+    # Prediction
 
-    def predict(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
+    def own_model(self, server: Tree, client: Tree) -> Tree:
         model = mixture(client["alpha"], client["omega"], server["model"])
-        return self.task.predict(model | self._averaged(client, model, server.get("weight")).get("average", {}), x)
+        averaged: Tree = self._averaged(client, model, server.get("weight")).get("average", {})
+        return model | averaged
 
     def predict_global(self, server: Tree, x: Tensor) -> Tensor:
         return self.task.predict(server["model"] | server.get("average", {}), x)

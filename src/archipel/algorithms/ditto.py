@@ -5,34 +5,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from torch import Tensor
 
-from archipel.algorithm import Algorithm, Clients, Info
-from archipel.algorithms.parts import shared_model as averaging
+from archipel.algorithm import Algorithm, Clients, Info, PredictsGlobally
 from archipel.algorithms.parts.composition import PartClients
-from archipel.core import checks
+from archipel.algorithms.parts.shared_model import LOCAL, remember
+from archipel.core.checks import NonNegative
 from archipel.core.examples import ClientData
 from archipel.core.trees import Tree, zeros_like
 from archipel.learning.sgd import SGD, proximal, trained
-from archipel.learning.solver_checks import solver
 from archipel.learning.tasks import Task
-
-
-class HasSharedModel(Protocol):
-    """An algorithm with one model for everybody, under ``"model"`` in its server's state: FedAvg, FedProx, FedDyn, …"""
-
-    @property
-    def task(self) -> Task: ...
-
-    def init_server(self, clients: Clients, key: Tensor) -> Tree: ...
-
-    def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree: ...
-
-    def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]: ...
-
-    def predict_global(self, server: Tree, x: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,8 +40,7 @@ class Ditto(Algorithm):
         ValueError: a penalty below 0; at the start, an inner algorithm without a shared model, or with a part of one.
 
     >>> import torch
-    >>> from archipel.algorithms.fedavg import FedAvg
-    >>> from archipel.fit import fit
+    >>> from archipel import SGD, Ditto, FedAvg, fit
     >>> from archipel.learning.quadratic import Quadratic, quadratic_federation
     >>> A, a = torch.tensor([1.0, 4.0]).reshape(2, 1, 1), torch.tensor([[0.0], [1.0]])
     >>> step = SGD(lr=0.2, steps=1, batch=None)
@@ -67,22 +49,15 @@ class Ditto(Algorithm):
     [0.53333, 0.93333]
     """
 
-    inner: HasSharedModel
-    personal: SGD
-    penalty: float = 0.1
-
-    def __post_init__(self) -> None:
-        checks.at_least_zero("Ditto", penalty=self.penalty)
-        solver("Ditto", personal=self.personal)
-        if not isinstance(self.inner, Algorithm):
-            raise TypeError(
-                f"Ditto's inner is the shared model's algorithm, FedAvg(task, SGD(…)), say; given "
-                f"{checks.kind_of(self.inner)}."
-            )
+    inner: Algorithm
+    personal: SGD = LOCAL
+    penalty: NonNegative = 0.1
 
     @property
     def task(self) -> Task:
-        return self.inner.task
+        """The inner algorithm's task."""
+        task: Task = self.inner.task  # type: ignore[attr-defined]  # every method with a shared model has one
+        return task
 
     def init_server(self, clients: Clients, key: Tensor) -> Tree:
         server = self.inner.init_server(clients, key)
@@ -104,7 +79,7 @@ class Ditto(Algorithm):
             "inner": self.inner.init_client({"server": inner, "index": message["index"]}, data, key),
             "personal": inner["model"],
         }
-        return averaging.remember(self.personal, client, zeros_like(trained(inner["model"])))
+        return remember(self.personal, client, zeros_like(trained(inner["model"])))
 
     def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
         rate = self.personal.rate(clients.round, clients.rounds)
@@ -114,15 +89,16 @@ class Ditto(Algorithm):
         return {"inner": inner}, info
 
     def personalise(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """S steps on f_k + μ/2 ‖· − θ^(t)‖² from ω_k; nothing is sent."""
+        """Make s steps on f_k + μ/2 ‖· − θ^(t)‖² from ω_k; send nothing (eq. 9)."""
         pull = proximal(self.penalty, message["centre"]) if self.penalty else None
         end = self.personal.minimise(
             self.task.loss, client["personal"], data.train, key, message["lr"], client.get("velocity"), pull
         )
-        return averaging.remember(self.personal, client | {"personal": end.params}, end.velocity), {}
+        return remember(self.personal, client | {"personal": end.params}, end.velocity), {}
 
     def predict(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
         return self.task.predict(client["personal"], x)
 
     def predict_global(self, server: Tree, x: Tensor) -> Tensor:
+        assert isinstance(self.inner, PredictsGlobally)
         return self.inner.predict_global(server["inner"], x)

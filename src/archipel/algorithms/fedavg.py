@@ -23,9 +23,7 @@ class FedAvg(SharedModel):
         batch_norm: what becomes of BatchNorm's statistics: ``"share"``, ``"local"`` or ``"recompute"``.
 
     >>> import torch
-    >>> from archipel.data.federation import Federation
-    >>> from archipel.learning.tasks import classification
-    >>> from archipel.fit import fit
+    >>> from archipel import SGD, FedAvg, Federation, classification, fit
     >>> x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
     >>> halves = [(x[:20], (x[:20, 0] > 0).long()), (x[20:], (x[20:, 0] > 0).long())]
     >>> islands = Federation.from_arrays(halves)

@@ -10,23 +10,16 @@ from typing import Literal
 
 from torch import Tensor
 
-from archipel.algorithm import Algorithm, Clients, Info, Weights
 from archipel.algorithms.fedavgft import TUNING, check_tuning
-from archipel.algorithms.fedper import parted, with_head
-from archipel.algorithms.fedrep import beside
-from archipel.algorithms.parts import embedding
-from archipel.algorithms.parts import shared_model as averaging
-from archipel.core import checks
+from archipel.algorithms.parts.shared_model import SharedModel, beside, remember
 from archipel.core.examples import ClientData
 from archipel.core.trees import Tree, zeros_like
-from archipel.learning import batch_norm as batchnorm
-from archipel.learning.batch_norm import BatchNorm
-from archipel.learning.sgd import SGD, trained
-from archipel.learning.tasks import Task
+from archipel.learning import batch_norm
+from archipel.learning.sgd import SGD, Loss, Solution, trained
 
 
 @dataclass(frozen=True, eq=False)
-class FedBABU(Algorithm):
+class FedBABU(SharedModel):
     """A shared body trained under a head that never moves, and a head fine-tuned by every client in the end.
 
     All clients share one random head v⁰. In a round client k makes local SGD on the body alone, w_k ← w_k − η ∇_w
@@ -53,9 +46,7 @@ class FedBABU(Algorithm):
             solver with a schedule or with momentum that is kept.
 
     >>> import torch
-    >>> from archipel.data.federation import Federation
-    >>> from archipel.learning.tasks import classification
-    >>> from archipel.fit import fit
+    >>> from archipel import SGD, FedBABU, Federation, classification, fit
     >>> x = torch.randn(80, 3, generator=torch.Generator().manual_seed(0))
     >>> y = (x[:, 0] > 0).long()
     >>> opposite = Federation.from_arrays([(x[:40], y[:40]), (x[40:], 1 - y[40:])])
@@ -66,77 +57,47 @@ class FedBABU(Algorithm):
     True
     """
 
-    task: Task
-    local: SGD
     tuning: SGD = TUNING
     tune: Literal["head", "all"] = "head"
     frozen: Sequence[str] = ("head",)
-    weights: Weights = "examples"
-    batch_norm: BatchNorm = "share"
 
     def __post_init__(self) -> None:
-        batchnorm.check(self.batch_norm)
+        super().__post_init__()
         check_tuning("FedBABU", self.tuning)
-        checks.one_of("FedBABU", "tune", self.tune, "head", "all")
-        checks.names("FedBABU", frozen=self.frozen)
 
-    def init_server(self, clients: Clients, key: Tensor) -> Tree:
-        body, head = parted("FedBABU's frozen", self.task.init(key), self.frozen)
-        return {"model": body, "head": head}
+    @property
+    def own_parts(self) -> Sequence[str]:
+        return self.frozen
 
     def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
-        body, head = message["server"]["model"], message["server"]["head"]
-        client = batchnorm.keep(self.batch_norm, {"head": head}, body)
-        return averaging.remember(self.local, client, zeros_like(trained(body)))
+        client = super().init_client(message, data, key)
+        return remember(self.local, client, zeros_like(trained(message["server"]["model"])))
 
-    def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
-        message = averaging.broadcast(self, server["model"], clients)
-        mean = clients.mean(self.train, message, key, self.weights)
-        model = averaging.refreshed(self, server["model"] | mean["model"], clients, key)
-        return server | {"model": model}, {"loss": mean["loss"]}
-
-    def train(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """Local SGD on the body under the common head."""
-        body = batchnorm.receive(self.batch_norm, message["model"], client)
-        loss = beside(self.task.loss, client["head"])
-        end = self.local.minimise(loss, body, data.train, key, message["lr"], client.get("velocity"))
-        client = averaging.remember(self.local, batchnorm.keep(self.batch_norm, client, end.params), end.velocity)
-        return client, {"model": batchnorm.send(self.batch_norm, end.params), "loss": end.loss}
-
-    def statistics(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """BatchNorm's statistics of the averaged body on the client's training data."""
-        model = with_head(message, client)["model"]
-        return client, batchnorm.recompute(self.task.loss, self.task, model, data.train)
+    def local_run(
+        self, client: Tree, message: Tree, data: ClientData, key: Tensor, loss: Loss | None = None
+    ) -> tuple[Tree, Solution]:
+        """Minimise over the body alone, under the common head."""
+        body = batch_norm.receive(self.batch_norm, message["model"], client)
+        under_head = beside(self.task.loss, client["head"])
+        end = self.local.minimise(under_head, body, data.train, key, message["lr"], client.get("velocity"))
+        return self.keep(client, end), end
 
     def adapt(self, server: Tree, client: Tree, data: ClientData, key: Tensor) -> Tree:
-        """The client with a model of its own, tuned from the shared body and the common head."""
-        model = self._before(server, client)
-        kept = [name for name in trained(model) if self.tune == "head" and name not in self.frozen]
-        loss = beside(self.task.loss, {name: model[name] for name in kept})
-        moving = {name: part for name, part in model.items() if name not in kept}
+        """Tune a model of the client's own from the shared body and the common head."""
+        model = self.complete(server["model"], client)
+        fixed = [name for name in trained(model) if self.tune == "head" and name not in self.frozen]
+        loss = beside(self.task.loss, {name: model[name] for name in fixed})
+        moving = {name: part for name, part in model.items() if name not in fixed}
         end = self.tuning.minimise(loss, moving, data.train, key, self.tuning.rate(0, 1))
         return client | {"tuned": model | end.params}
 
-    def predict(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
-        return self.predict_embedded(server, client, self.embed(server, x))
+    def own_model(self, server: Tree, client: Tree) -> Tree:
+        return client["tuned"] if "tuned" in client else super().own_model(server, client)
 
-    def embed(self, server: Tree, x: Tensor) -> Tensor:
-        return embedding.embed(self.task, server["model"], x, self._shares(server))
-
-    def predict_embedded(self, server: Tree, client: Tree, embedded: Tensor) -> Tensor:
-        model = client["tuned"] if "tuned" in client else self._before(server, client)
-        return embedding.answer(self.task, model, embedded, self._shares(server))
+    def one_encoder(self, server: Tree) -> bool:
+        """Whether tuning leaves the encoder as it is: statistics move on, whatever is tuned."""
+        return self.tune == "head" and "buffers" not in server["model"] and super().one_encoder(server)
 
     def predict_global(self, server: Tree, x: Tensor) -> Tensor:
         """By the shared body and the common head, which nobody has tuned."""
         return self.task.predict(server["model"] | server["head"], x)
-
-    def _shares(self, server: Tree) -> bool:
-        """Whether the body is the same at all clients after tuning: statistics move on, whatever is tuned."""
-        moving = self.tune == "all" or "buffers" in server["model"]
-        return not moving and embedding.is_shared(self.task, server["model"])
-
-    def _before(self, server: Tree, client: Tree) -> Tree:
-        """The client's model before tuning."""
-        before: Tree = batchnorm.receive(self.batch_norm, server["model"], client) | client["head"]
-        return before

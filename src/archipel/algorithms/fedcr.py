@@ -5,25 +5,22 @@ page on personalised algorithms.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own name for it)
 from torch import Tensor
 
-from archipel.algorithm import Algorithm, Clients, Info, Weights
-from archipel.algorithms.fedper import split, with_head
-from archipel.algorithms.parts import embedding
-from archipel.algorithms.parts import shared_model as averaging
-from archipel.core import checks, keys
+from archipel.algorithm import Clients, Info, Weights
+from archipel.algorithms.parts.shared_model import SharedModel
+from archipel.core import keys
+from archipel.core.checks import NonNegative
 from archipel.core.examples import ClientData, Examples
-from archipel.core.trees import Tree, zeros_like
-from archipel.learning import batch_norm as batchnorm
-from archipel.learning.batch_norm import BatchNorm
+from archipel.core.trees import Tree
 from archipel.learning.criteria import SquaredError
 from archipel.learning.networks import linear, linear_init
-from archipel.learning.sgd import SGD, Batch, Loss, trained
+from archipel.learning.sgd import Batch, Loss, trained
 from archipel.learning.tasks import Supervised
 
 PIECE = 512
@@ -33,7 +30,7 @@ FLOOR = 1e-4
 
 
 @dataclass(frozen=True, eq=False)
-class FedCR(Algorithm):
+class FedCR(SharedModel):
     """A shared stochastic encoder under local heads, aligned class by class with what all clients' encoders say.
 
     The encoder maps x to a normal p(z|x) = N(μ(x), Σ(x)), Σ diagonal: μ is the task's encoder, and the variance is
@@ -67,9 +64,8 @@ class FedCR(Algorithm):
     Raises:
         ValueError: β below 0; a deterministic encoder with β above 0; a regression.
 
-    >>> from archipel.data.federation import Federation
-    >>> from archipel.learning.tasks import classification
-    >>> from archipel.fit import fit
+    >>> import torch
+    >>> from archipel import SGD, FedCR, Federation, classification, fit
     >>> x = torch.randn(80, 3, generator=torch.Generator().manual_seed(0))
     >>> y = (x[:, 0] > 0).long()
     >>> opposite = Federation.from_arrays([(x[:40], y[:40]), (x[40:], 1 - y[40:])])
@@ -80,16 +76,16 @@ class FedCR(Algorithm):
     """
 
     task: Supervised
-    local: SGD
-    beta: float = 1e-3
+    beta: NonNegative = 1e-3
     encoder: Literal["stochastic", "deterministic"] = "stochastic"
+    _: KW_ONLY
     weights: Weights = "uniform"
-    batch_norm: BatchNorm = "share"
+
+    own_parts = ("head",)
+    predict_global = None  # type: ignore[assignment]  # no model is everybody's
 
     def __post_init__(self) -> None:
-        checks.at_least_zero("FedCR", beta=self.beta)
-        checks.one_of("FedCR", "encoder", self.encoder, "stochastic", "deterministic")
-        batchnorm.check(self.batch_norm)
+        super().__post_init__()
         if self.encoder == "deterministic" and self.beta > 0:
             raise ValueError(
                 f"A deterministic encoder is infinitely far from any normal: FedCR needs beta=0 with it; given "
@@ -101,18 +97,19 @@ class FedCR(Algorithm):
     # The server
 
     def init_server(self, clients: Clients, key: Tensor) -> Tree:
-        d = self.task.features
-        shared, head = split(self.task.init(key), ("head",))
+        server, d = super().init_server(clients, key), self.task.features
         if self.encoder == "deterministic":
-            return {"model": shared, "head": head}
+            return server
         nobody = torch.zeros(self.task.outputs, d)
-        shared = {"spread": linear_init(keys.fold(key, "spread"), d, d)} | shared
-        return {"model": shared, "head": head, "mean": nobody, "variance": torch.ones_like(nobody)}
+        shared = {"spread": linear_init(keys.fold(key, "spread"), d, d)} | server["model"]
+        return server | {"model": shared, "mean": nobody, "variance": torch.ones_like(nobody)}
+
+    def broadcast(self, server: Tree, clients: Clients) -> Tree:
+        return super().broadcast(server, clients) | posterior(server)
 
     def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
-        message = averaging.broadcast(self, server["model"], clients) | posterior(server)
-        mean, share = clients.mean_and_share(self.train, message, key, self.weights)
-        model = averaging.refreshed(self, server["model"] | mean["model"], clients, key)
+        mean, share = clients.mean_and_share(self.train, self.broadcast(server, clients), key, self.weights)
+        model = self.refreshed(server["model"] | mean["model"], clients, key)
         server = server | {"model": model}
         if self.encoder == "stochastic":
             # From the mean to the sum: the weights of the mean, by which each client has divided, add up to this.
@@ -128,27 +125,20 @@ class FedCR(Algorithm):
 
     # The clients
 
-    def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
-        shared, head = message["server"]["model"], message["server"]["head"]
-        client = batchnorm.keep(self.batch_norm, {"head": head}, shared)
-        return averaging.remember(self.local, client, zeros_like(trained(shared | head)))
-
     def train(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """Local SGD on encoder and head, and the client's experts under the encoder it ends with."""
-        model = batchnorm.receive(self.batch_norm, message["model"], client) | client["head"]
+        """Run local SGD on encoder and head, and compute the client's experts under the encoder it ends with."""
+        model = self.complete(message["model"], client)
         # What draws noise threads its key through the steps as buffers are.
         start = model | {"buffers": {"network": model.get("buffers", {}), "key": keys.fold(key, "noise")}}
         loss = self.objective(message) if self.encoder == "stochastic" else self._deterministic
         end = self.local.minimise(loss, start, data.train, key, message["lr"], client.get("velocity"))
         after = end.params["buffers"]["network"]
-        model = trained(end.params) | ({"buffers": after} if after else {})
-        client = averaging.remember(self.local, batchnorm.keep(self.batch_norm, client, model), end.velocity)
-        shared, head = split(model, ("head",))
-        reply = {"model": batchnorm.send(self.batch_norm, shared), "loss": end.loss}
+        end = replace(end, params=trained(end.params) | ({"buffers": after} if after else {}))
+        reply = self.reply(end)
         if self.encoder == "stochastic":
             weight = data.train.count if self.weights == "examples" else torch.ones_like(data.train.count)
-            reply["experts"] = {name: t / weight for name, t in self.experts(model, data.train).items()}
-        return client | {"head": head}, reply
+            reply["experts"] = {name: t / weight for name, t in self.experts(end.params, data.train).items()}
+        return self.keep(client, end), reply
 
     def objective(self, message: Tree) -> Loss:
         """Eq. (23) for the global posterior in the message."""
@@ -185,21 +175,6 @@ class FedCR(Algorithm):
         buffers = params["buffers"]
         values, after = self.task.loss(trained(params) | {"buffers": buffers["network"]}, batch)
         return values, buffers | {"network": after}
-
-    def statistics(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """BatchNorm's statistics of the averaged encoder on the client's training data."""
-        model = with_head(message, client)["model"]
-        return client, batchnorm.recompute(self.task.loss, self.task, model, data.train)
-
-    def predict(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
-        """By the mean feature."""
-        return self.predict_embedded(server, client, self.embed(server, x))
-
-    def embed(self, server: Tree, x: Tensor) -> Tensor:
-        return embedding.embed_body(self, server, x)
-
-    def predict_embedded(self, server: Tree, client: Tree, embedded: Tensor) -> Tensor:
-        return embedding.answer_head(self, server, client, embedded)
 
 
 def posterior(server: Tree) -> Tree:

@@ -4,27 +4,25 @@ learning. ICLR 2026.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from archipel.algorithm import Algorithm, Clients, Info, Weights
-from archipel.algorithms.fedper import split, with_head
-from archipel.algorithms.parts import embedding
-from archipel.algorithms.parts import shared_model as averaging
-from archipel.core import checks, keys
+from archipel.algorithm import Clients
+from archipel.algorithms.parts.shared_model import SharedModel
+from archipel.core import keys
+from archipel.core.checks import Fraction
 from archipel.core.examples import ClientData
-from archipel.core.trees import Tree, zeros_like
-from archipel.learning import batch_norm as batchnorm
+from archipel.core.trees import Tree
 from archipel.learning.networks import linear, linear_init
-from archipel.learning.sgd import SGD, Batch, Loss, trained
+from archipel.learning.sgd import Batch, Loss
 from archipel.learning.tasks import Supervised
 
 
 @dataclass(frozen=True, eq=False)
-class FedDRM(Algorithm):
+class FedDRM(SharedModel):
     """Local heads and a classifier of clients on one shared encoder; the classifier's logits route queries.
 
     Client i's inputs have the density exp(γ_i + ξ_iᵀ g_θ(x)) relative to a baseline that is never modelled, and its
@@ -55,9 +53,8 @@ class FedDRM(Algorithm):
         ValueError: a weight outside [0, 1], or a setting that isn't offered.
         TypeError: a task without encoder and head.
 
-    >>> from archipel.data.federation import Federation
-    >>> from archipel.learning.tasks import classification
-    >>> from archipel.fit import fit
+    >>> import torch
+    >>> from archipel import SGD, FedDRM, Federation, classification, fit
     >>> x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
     >>> y = (x[:, 0] > 0).long()
     >>> islands = Federation.from_arrays([(x + 4, y), (x - 4, 1 - y)])
@@ -67,57 +64,27 @@ class FedDRM(Algorithm):
     """
 
     task: Supervised
-    local: SGD = SGD(lr=0.01, steps=10, batch=128, momentum=0.9, schedule="cosine")
-    weight: float = 0.1
+    weight: Fraction = 0.1
     prior: Literal["sizes", "uniform"] = "sizes"
+    _: KW_ONLY
+    weights: Literal["examples"] = "examples"
     batch_norm: Literal["share", "recompute"] = "share"
 
-    def __post_init__(self) -> None:
-        checks.one_of("FedDRM", "batch_norm", self.batch_norm, "share", "recompute")
-        checks.one_of("FedDRM", "prior", self.prior, "sizes", "uniform")
-        if isinstance(self.weight, bool) or not isinstance(self.weight, int | float) or not 0 <= self.weight <= 1:
-            raise ValueError(
-                f"FedDRM's weight must lie in [0, 1], the share of the client classifier in the loss (the paper's is "
-                f"0.1); given {self.weight!r}."
-            )
-        if not isinstance(self.task, Supervised):
-            raise TypeError(
-                f"FedDRM's task is an encoder and a head, by classification(encoder, federation) or regression(…); "
-                f"given {checks.kind_of(self.task)}."
-            )
-
-    @property
-    def weights(self) -> Weights:
-        """Of the mean. No choice: the classifier's prior would be another one."""
-        return "examples"
-
-    # The server
+    own_parts = ("head",)
+    predict_global = None  # type: ignore[assignment]  # no model is everybody's
 
     def init_server(self, clients: Clients, key: Tensor) -> Tree:
-        shared, head = split(self.task.init(key), ("head",))
+        server = super().init_server(clients, key)
         classifier = linear_init(keys.fold(key, "clients"), clients.population, self.task.features)
-        return {"model": {"clients": classifier} | shared, "head": head, "sizes": clients.sizes}
-
-    def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
-        message = averaging.broadcast(self, server["model"], clients)
-        mean = clients.mean(self.train, message, key, self.weights)
-        model = averaging.refreshed(self, server["model"] | mean["model"], clients, key)
-        return server | {"model": model}, {"loss": mean["loss"]}
-
-    # The clients
+        return server | {"model": {"clients": classifier} | server["model"], "sizes": clients.sizes}
 
     def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
-        shared, head = message["server"]["model"], message["server"]["head"]
-        client = {"index": message["index"], "head": head}
-        return averaging.remember(self.local, client, zeros_like(trained(shared | head)))
+        return {"index": message["index"]} | super().init_client(message, data, key)
 
     def train(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """Local SGD on encoder, classifier and the client's own head, which stays."""
-        start, loss = with_head(message, client)["model"], self.objective(client["index"])
-        end = self.local.minimise(loss, start, data.train, key, message["lr"], client.get("velocity"))
-        shared, head = split(end.params, ("head",))
-        client = averaging.remember(self.local, client | {"head": head}, end.velocity)
-        return client, {"model": batchnorm.send(self.batch_norm, shared), "loss": end.loss}
+        """Run local SGD on encoder, classifier and the client's own head, which stays."""
+        client, end = self.local_run(client, message, data, key, self.objective(client["index"]))
+        return client, self.reply(end)
 
     def objective(self, index: Tensor) -> Loss:
         """Client ``index``'s loss of an example: (1 − w) of its label's, w of its owner's."""
@@ -131,15 +98,7 @@ class FedDRM(Algorithm):
 
         return loss
 
-    def statistics(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """BatchNorm's statistics of the averaged encoder on the client's training data."""
-        model = with_head(message, client)["model"]
-        return client, batchnorm.recompute(self.task.loss, self.task, model, data.train)
-
-    # Prediction and routing
-
-    def predict(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
-        return self.predict_embedded(server, client, self.embed(server, x))
+    # Routing
 
     def route(self, server: Tree, x: Tensor) -> Tensor:
         """The clients' log-posterior: prior times density."""
@@ -148,13 +107,6 @@ class FedDRM(Algorithm):
     def log_ratios(self, server: Tree, x: Tensor) -> Tensor:
         """γ_i + ξ_iᵀ g(x), ``(n, m)``: log densities up to what all clients have in common at x."""
         return self._log_ratios(server, self.embed(server, x))
-
-    def embed(self, server: Tree, x: Tensor) -> Tensor:
-        """g(x)."""
-        return embedding.embed(self.task, server["model"], x, shared=True)
-
-    def predict_embedded(self, server: Tree, client: Tree, embedded: Tensor) -> Tensor:
-        return embedding.answer(self.task, client["head"], embedded, shared=True)
 
     def route_embedded(self, server: Tree, embedded: Tensor) -> Tensor:
         ratios = self._log_ratios(server, embedded)

@@ -4,23 +4,20 @@ on dynamic regularization. ICLR 2021. Equation numbers are those of the page on 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from torch import Tensor
 
-from archipel.algorithm import Algorithm, Clients, Info, Weights
-from archipel.algorithms.parts import shared_model as averaging
-from archipel.core import checks
+from archipel.algorithm import Clients, Weights
+from archipel.algorithms.parts.shared_model import PLAIN, SharedModel
+from archipel.core.checks import Positive
 from archipel.core.examples import ClientData
 from archipel.core.trees import Tree, add, zeros_like
-from archipel.learning import batch_norm as batchnorm
-from archipel.learning.batch_norm import BatchNorm
-from archipel.learning.sgd import SGD, proximal, trained
-from archipel.learning.tasks import Task
+from archipel.learning.sgd import SGD, Shift, proximal, trained
 
 
 @dataclass(frozen=True, eq=False)
-class FedDyn(Algorithm):
+class FedDyn(SharedModel):
     """One model for everybody, whose fixed point is the common optimum however many local steps are made.
 
     Client k keeps an estimate g_k of ∇f_k at where it last was, 0 at first, and minimises by local SGD from θ^(t)
@@ -47,7 +44,7 @@ class FedDyn(Algorithm):
         ValueError: a penalty that isn't above 0.
 
     >>> import torch
-    >>> from archipel.fit import fit
+    >>> from archipel import SGD, FedDyn, fit
     >>> from archipel.learning.quadratic import Quadratic, quadratic_federation
     >>> A, a = torch.tensor([1.0, 4.0]).reshape(2, 1, 1), torch.tensor([[0.0], [1.0]])
     >>> dyn = FedDyn(Quadratic(), SGD(lr=0.1, steps=5, batch=None), penalty=1.0)
@@ -55,51 +52,33 @@ class FedDyn(Algorithm):
     tensor([0.8000], dtype=torch.float64)
     """
 
-    task: Task
-    local: SGD
-    penalty: float = 0.1
+    local: SGD = PLAIN
+    penalty: Positive = 0.1
+    _: KW_ONLY
     weights: Weights = "uniform"
-    batch_norm: BatchNorm = "share"
-
-    def __post_init__(self) -> None:
-        checks.above_zero("FedDyn", penalty=self.penalty)
-        batchnorm.check(self.batch_norm)
 
     def init_server(self, clients: Clients, key: Tensor) -> Tree:
-        model = self.task.init(key)
-        return {"model": model, "h": zeros_like(trained(model))}
+        server = super().init_server(clients, key)
+        return server | {"h": zeros_like(trained(server["model"]))}
 
     def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
-        model = message["server"]["model"]
-        return averaging.enrol(self, model) | {"gradient": zeros_like(trained(model))}
+        client = super().init_client(message, data, key)
+        return client | {"gradient": zeros_like(trained(message["server"]["model"]))}
 
-    def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
-        theta = trained(server["model"])
-        message = averaging.broadcast(self, server["model"], clients)
-        mean, share = clients.mean_and_share(self.train, message, key, self.weights)
+    def step(self, server: Tree, mean: Tree, share: float) -> Tree:
+        """h by the clients' moves, and the model by its mean and h."""
         average = trained(mean["model"])
-        h = add(server["h"], add(average, theta, -1.0), -self.penalty * share)
-        model = server["model"] | mean["model"] | add(average, h, -1 / self.penalty)
-        return {"model": averaging.refreshed(self, model, clients, key), "h": h}, {"loss": mean["loss"]}
+        h = add(server["h"], add(average, trained(server["model"]), -1.0), -self.penalty * share)
+        return {"model": server["model"] | mean["model"] | add(average, h, -1 / self.penalty), "h": h}
+
+    def shift(self, client: Tree, message: Tree) -> Shift:
+        """The gradient of −⟨g_k, ·⟩ + μ/2 ‖· − θ^(t)‖²."""
+        pull = proximal(self.penalty, message["model"])
+        return lambda params: add(pull(params), client["gradient"], -1.0)
 
     def train(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """Local SGD on the dynamically regularised objective, and the new g_k."""
-        theta, g = trained(message["model"]), client["gradient"]
-        pull = proximal(self.penalty, theta)
-        client, end = averaging.train(self, client, message, data, key, lambda here: add(pull(here), g, -1.0))
-        g = add(g, pull(trained(end.params)), -1.0)
-        reply = {"model": batchnorm.send(self.batch_norm, end.params), "loss": end.loss}
-        return client | {"gradient": g}, reply
-
-    def statistics(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """BatchNorm's statistics of the averaged model on the client's training data."""
-        return client, batchnorm.recompute(self.task.loss, self.task, message["model"], data.train)
-
-    def predict(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
-        return self.task.predict(batchnorm.receive(self.batch_norm, server["model"], client), x)
-
-    def predict_global(self, server: Tree, x: Tensor) -> Tensor:
-        return self.task.predict(server["model"], x)
-
-    def personalises(self, server: Tree) -> bool:
-        return batchnorm.is_local(self.batch_norm, server["model"])
+        """Run local SGD on the dynamically regularised objective, and update g_k."""
+        client, end = self.local_run(client, message, data, key)
+        pull = proximal(self.penalty, message["model"])
+        g = add(client["gradient"], pull(trained(end.params)), -1.0)
+        return client | {"gradient": g}, self.reply(end)

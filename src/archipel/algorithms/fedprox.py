@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from archipel.algorithms.parts.shared_model import SharedModel
-from archipel.core import checks
+from archipel.core.checks import NonNegative
 from archipel.core.trees import Tree
 from archipel.learning.sgd import Shift, proximal
 
@@ -32,7 +32,7 @@ class FedProx(SharedModel):
         ValueError: a penalty below 0.
 
     >>> import torch
-    >>> from archipel.fit import fit
+    >>> from archipel import SGD, FedProx, fit
     >>> from archipel.learning.quadratic import Quadratic, quadratic_federation
     >>> A, a = torch.tensor([1.0, 4.0]).reshape(2, 1, 1), torch.tensor([[0.0], [1.0]])
     >>> prox = FedProx(Quadratic(), SGD(lr=0.2, steps=15, batch=None), penalty=2.0)
@@ -40,11 +40,7 @@ class FedProx(SharedModel):
     tensor([0.6667], dtype=torch.float64)
     """
 
-    penalty: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checks.at_least_zero("FedProx", penalty=self.penalty)
+    penalty: NonNegative = 0.1
 
     def shift(self, client: Tree, message: Tree) -> Shift | None:
         """The gradient of μ/2 ‖· − θ^(t)‖²."""

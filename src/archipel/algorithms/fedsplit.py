@@ -4,23 +4,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from torch import Tensor
 
-from archipel.algorithm import Algorithm, Clients, Info, Weights
-from archipel.algorithms.parts import shared_model as averaging
-from archipel.core import checks
+from archipel.algorithm import Weights
+from archipel.algorithms.parts.shared_model import SharedModel
+from archipel.core.checks import Positive
 from archipel.core.examples import ClientData
 from archipel.core.trees import Tree, add, tree_map
-from archipel.learning import batch_norm as batchnorm
-from archipel.learning.batch_norm import BatchNorm
-from archipel.learning.sgd import SGD, proximal, trained
-from archipel.learning.tasks import Task
+from archipel.learning.sgd import Shift, proximal, trained
 
 
 @dataclass(frozen=True, eq=False)
-class FedSplit(Algorithm):
+class FedSplit(SharedModel):
     """One model for everybody by Peaceman and Rachford's splitting: proximal steps whose fixed point is the optimum.
 
     The objective is Σ_k ρ_k f_k(θ). Client k keeps z_k, θ^(0) at first, and in a round (Algorithm 1)
@@ -46,7 +43,7 @@ class FedSplit(Algorithm):
         ValueError: an s that isn't above 0.
 
     >>> import torch
-    >>> from archipel.fit import fit
+    >>> from archipel import SGD, FedSplit, fit
     >>> from archipel.learning.quadratic import Quadratic, quadratic_federation
     >>> A, a = torch.tensor([1.0, 4.0]).reshape(2, 1, 1), torch.tensor([[0.0], [1.0]])
     >>> split = FedSplit(Quadratic(), SGD(lr=0.2, steps=20, batch=None), s=0.5)
@@ -54,49 +51,30 @@ class FedSplit(Algorithm):
     tensor([0.8000], dtype=torch.float64)
     """
 
-    task: Task
-    local: SGD
-    s: float = 1.0
+    s: Positive = 1.0
+    _: KW_ONLY
     weights: Weights = "uniform"
-    batch_norm: BatchNorm = "share"
-
-    def __post_init__(self) -> None:
-        checks.above_zero("FedSplit", s=self.s)
-        batchnorm.check(self.batch_norm)
-
-    def init_server(self, clients: Clients, key: Tensor) -> Tree:
-        return {"model": self.task.init(key)}
 
     def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
-        model = message["server"]["model"]
-        return averaging.enrol(self, model) | {"z": trained(model)}
+        return super().init_client(message, data, key) | {"z": trained(message["server"]["model"])}
 
-    def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
-        message = averaging.broadcast(self, server["model"], clients)
-        mean, share = clients.mean_and_share(self.split, message, key, self.weights)
+    def step(self, server: Tree, mean: Tree, share: float) -> Tree:
+        """The mean of all z_k, of which those that were not sampled have not moved."""
         theta = add(trained(server["model"]), mean["change"], share)
-        model = averaging.refreshed(self, server["model"] | theta | mean["statistics"], clients, key)
-        return {"model": model}, {"loss": mean["loss"]}
+        return {"model": server["model"] | theta | mean["statistics"]}
 
-    def split(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """The reflected proximal step; z_k's change goes to the server."""
-        theta = trained(message["model"])
-        centre = tree_map(lambda x, z: 2 * x - z, theta, client["z"])
-        client, end = averaging.train(self, client, message, data, key, proximal(1 / self.s, centre))
-        change = tree_map(lambda u, x: 2 * (u - x), trained(end.params), theta)
-        client = client | {"z": add(client["z"], change)}
-        statistics = {name: t for name, t in batchnorm.send(self.batch_norm, end.params).items() if name == "buffers"}
-        return client, {"change": change, "statistics": statistics, "loss": end.loss}
+    def shift(self, client: Tree, message: Tree) -> Shift:
+        """The gradient of 1/(2s) ‖· − (2θ − z_k)‖²."""
+        return proximal(1 / self.s, tree_map(lambda x, z: 2 * x - z, trained(message["model"]), client["z"]))
 
-    def statistics(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """BatchNorm's statistics of the shared model on the client's training data."""
-        return client, batchnorm.recompute(self.task.loss, self.task, message["model"], data.train)
-
-    def predict(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
-        return self.task.predict(batchnorm.receive(self.batch_norm, server["model"], client), x)
-
-    def predict_global(self, server: Tree, x: Tensor) -> Tensor:
-        return self.task.predict(server["model"], x)
-
-    def personalises(self, server: Tree) -> bool:
-        return batchnorm.is_local(self.batch_norm, server["model"])
+    def train(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
+        """Make the reflected proximal step, and send z_k's change."""
+        client, end = self.local_run(client, message, data, key)
+        change = tree_map(lambda u, x: 2 * (u - x), trained(end.params), trained(message["model"]))
+        reply = self.reply(end)
+        statistics = {name: t for name, t in reply["model"].items() if name == "buffers"}
+        return client | {"z": add(client["z"], change)}, {
+            "change": change,
+            "statistics": statistics,
+            "loss": reply["loss"],
+        }

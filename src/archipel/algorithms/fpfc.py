@@ -16,11 +16,12 @@ from torch import Tensor
 
 from archipel.algorithm import Algorithm, Clients, Info
 from archipel.algorithms.parts import pairs
-from archipel.core import checks
+from archipel.algorithms.parts.shared_model import LOCAL
+from archipel.core.checks import Positive
 from archipel.core.examples import ClientData
 from archipel.core.trees import PerClient, Tree, leaves, nbytes, row, tree_map
 from archipel.learning.sgd import SGD, proximal, trained
-from archipel.learning.solver_checks import solver
+from archipel.learning.solver_checks import starts_afresh
 from archipel.learning.tasks import Task
 
 log = logging.getLogger("archipel")
@@ -67,7 +68,8 @@ class FPFC(Algorithm):
         ValueError: a setting out of its range, with which of them to change.
         MemoryError: the pairs don't fit the machine.
 
-    >>> from archipel.fit import fit
+    >>> import torch
+    >>> from archipel import FPFC, SGD, fit
     >>> from archipel.learning.quadratic import Quadratic, quadratic_federation
     >>> A, a = torch.ones(4, 1, 1), torch.tensor([[0.0], [0.2], [5.0], [5.1]])
     >>> fpfc = FPFC(Quadratic(), SGD(lr=0.3, steps=5, batch=None), penalty=1.0, xi=0.1)
@@ -77,19 +79,16 @@ class FPFC(Algorithm):
     """
 
     task: Task
-    local: SGD
-    penalty: float = 1.0
-    xi: float = 1e-2
+    local: SGD = LOCAL
+    penalty: Positive = 1.0
+    xi: Positive = 1e-2
     a: float = 3.7
-    rho: float = 1.0
+    rho: Positive = 1.0
     pairs: Literal["both", "either"] = "both"
     final: Literal["own", "clusters"] = "own"
 
     def __post_init__(self) -> None:
-        checks.above_zero("FPFC", penalty=self.penalty, xi=self.xi, rho=self.rho)
-        checks.number("FPFC", a=self.a)
-        checks.one_of("FPFC", "pairs", self.pairs, "both", "either")
-        checks.one_of("FPFC", "final", self.final, "own", "clusters")
+        super().__post_init__()
         if self.xi >= self.penalty:
             raise ValueError(
                 f"FPFC's xi must lie below the penalty; given xi={self.xi} and penalty={self.penalty}. xi is where the "
@@ -100,9 +99,7 @@ class FPFC(Algorithm):
                 f"FPFC's a must lie above 1 + 1/rho = {1 + 1 / self.rho:g}; given {self.a}. Below, the proximal "
                 "problem isn't convex: raise a (3.7 is usual) or rho."
             )
-        solver("FPFC", local=self.local)
-        if self.local.keep_momentum:
-            raise ValueError("FPFC's clients start afresh each round: set keep_momentum=False in their local solver.")
+        starts_afresh("FPFC", self.local)
 
     # The server
 
@@ -121,7 +118,8 @@ class FPFC(Algorithm):
         delta, m = server["pairs"], clients.population
         length = pairs.lengths(delta)
         s = self._shrinkage(length)
-        message = {"zeta": PerClient(self.centres(server["models"], delta, s, clients.ids)), "lr": self._rate(clients)}
+        rate = self.local.rate(clients.round, clients.rounds)
+        message = {"zeta": PerClient(self.centres(server["models"], delta, s, clients.ids)), "lr": rate}
         replies = clients.collect(self.train, message, key)
         models = put(server["models"], replies.ids, replies.value["model"])
         # δ ← ω_i − ω_j + v/ρ, with v/ρ = (1 − s) δ
@@ -178,9 +176,6 @@ class FPFC(Algorithm):
 
     def predict(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
         return self.task.predict(client["model"], x)
-
-    def _rate(self, clients: Clients) -> Tensor:
-        return self.local.rate(clients.round, clients.rounds)
 
 
 def shrinkage(n: Tensor, penalty: float, xi: float, a: float, rho: float) -> Tensor:

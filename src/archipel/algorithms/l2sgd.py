@@ -5,26 +5,26 @@ Equation numbers are those of the page on personalised algorithms.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, replace
 from itertools import groupby
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from archipel.algorithm import Algorithm, Clients, Info, Weights
-from archipel.algorithms.parts import shared_model as averaging
-from archipel.core import checks, keys
+from archipel.algorithm import Clients, Info, Weights
+from archipel.algorithms.parts.shared_model import PLAIN, SharedModel, remember
+from archipel.core import keys
+from archipel.core.checks import Interval, NonNegative
 from archipel.core.examples import ClientData
 from archipel.core.trees import PerClient, Tree, tree_map, zeros_like
-from archipel.learning import batch_norm as batchnorm
-from archipel.learning.batch_norm import BatchNorm
+from archipel.learning import batch_norm
 from archipel.learning.sgd import SGD, trained
-from archipel.learning.solver_checks import solver
-from archipel.learning.tasks import Task
 
 
 @dataclass(frozen=True, eq=False)
-class L2SGD(Algorithm):
+class L2SGD(SharedModel):
     """Personal models of weak consensus, by local steps and steps towards their mean in turn as a coin falls.
 
     It minimises (1/K) Σ_k f_k(θ_k) + λ/(2K) Σ_k ‖θ_k − θ̄‖² (eq. 1) by the unbiased gradient of eq. (2). At each step
@@ -50,7 +50,8 @@ class L2SGD(Algorithm):
     Raises:
         ValueError: a setting out of its range; at the start, ηλ/(Kp) above 1, which would jump over the mean.
 
-    >>> from archipel.fit import fit
+    >>> import torch
+    >>> from archipel import L2SGD, SGD, fit
     >>> from archipel.learning.quadratic import Quadratic, quadratic_federation
     >>> A, a = torch.tensor([1.0, 2.0, 4.0]).reshape(3, 1, 1), torch.tensor([[0.0], [1.0], [3.0]])
     >>> step = SGD(lr=0.3, steps=1, batch=None)
@@ -60,21 +61,15 @@ class L2SGD(Algorithm):
     [0.39159, 0.854938, 2.656636]
     """
 
-    task: Task
-    local: SGD = SGD(lr=0.01, steps=1)
-    penalty: float = 0.1
-    p: float = 0.1
+    local: SGD = replace(PLAIN, steps=1)
+    penalty: NonNegative = 0.1
+    p: Annotated[float, Interval(0, 1, "()")] = 0.1
+    _: KW_ONLY
     weights: Weights = "uniform"
-    batch_norm: BatchNorm = "share"
-    coins: tuple[int, ...] | None = None
+    coins: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
-        checks.at_least_zero("L2SGD", penalty=self.penalty)
-        checks.number("L2SGD", p=self.p)
-        batchnorm.check(self.batch_norm)
-        if not 0 < self.p < 1:
-            raise ValueError(f"L2SGD's p must lie in (0, 1), both ends excluded; given {self.p}.")
-        solver("L2SGD", local=self.local)
+        super().__post_init__()
         if self.local.steps != 1:
             raise ValueError("The coin decides how many local steps L2SGD makes: give its local solver steps=1.")
         if self.coins is not None and not set(self.coins) <= {0, 1}:
@@ -93,7 +88,7 @@ class L2SGD(Algorithm):
 
     def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
         model = message["server"]["model"]
-        return averaging.remember(self.local, {"model": model}, zeros_like(trained(model)))
+        return remember(self.local, {"model": model}, zeros_like(trained(model)))
 
     def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
         alone, together = self._runs(clients.round, key)
@@ -104,8 +99,7 @@ class L2SGD(Algorithm):
         if together:
             message = {"mean": trained(model), "steps": torch.tensor(together), "lr": rate * self.penalty / self.p}
             clients.apply(self.approach, message | {"share": share}, key)
-        model = averaging.refreshed(self, model, clients, key)
-        return {"model": model}, {"loss": mean["loss"], "iterations": alone + together}
+        return {"model": self.refreshed(model, clients, key)}, {"loss": mean["loss"], "iterations": alone + together}
 
     def descend(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
         """Local steps, then the model to the server."""
@@ -119,8 +113,8 @@ class L2SGD(Algorithm):
                 message["lr"] * message["share"],
                 client.get("velocity"),
             )
-            client, loss = averaging.remember(self.local, {"model": end.params}, end.velocity), end.loss
-        return client, {"model": batchnorm.send(self.batch_norm, client["model"]), "loss": loss}
+            client, loss = remember(self.local, {"model": end.params}, end.velocity), end.loss
+        return client, {"model": batch_norm.send(self.batch_norm, client["model"]), "loss": loss}
 
     def approach(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
         """M steps towards a mean that they don't move: what is between it and the model shrinks m times."""
@@ -128,15 +122,8 @@ class L2SGD(Algorithm):
         nearer = tree_map(lambda p, c: c + left.to(p.dtype) * (p - c), trained(client["model"]), message["mean"])
         return client | {"model": client["model"] | nearer}, {}
 
-    def statistics(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """BatchNorm's statistics of the mean model on the client's training data."""
-        return client, batchnorm.recompute(self.task.loss, self.task, message["model"], data.train)
-
-    def predict(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
-        return self.task.predict(client["model"], x)
-
-    def predict_global(self, server: Tree, x: Tensor) -> Tensor:
-        return self.task.predict(server["model"], x)
+    def own_model(self, server: Tree, client: Tree) -> Tree:
+        return client["model"]
 
     def _shares(self, clients: Clients) -> Tensor:
         """``(m,)``: 1/K, or n_k/n."""
@@ -155,7 +142,7 @@ class L2SGD(Algorithm):
         return 1 + math.floor(u[0] / math.log1p(-self.p)), 1 + math.floor(u[1] / math.log(self.p))
 
 
-def runs(coins: tuple[int, ...]) -> list[tuple[int, int]]:
+def runs(coins: Sequence[int]) -> list[tuple[int, int]]:
     """Rounds of (local steps, steps towards the mean) that a sequence of coins makes.
 
     >>> runs((0, 0, 1, 1, 0))
@@ -164,5 +151,5 @@ def runs(coins: tuple[int, ...]) -> list[tuple[int, int]]:
     [(0, 1), (1, 1)]
     """
     lengths = [(coin, len(list(same))) for coin, same in groupby(coins)]
-    lengths = [(0, 0)] * (coins[:1] == (1,)) + lengths + [(1, 0)] * (coins[-1:] == (0,))
+    lengths = [(0, 0)] * (list(coins[:1]) == [1]) + lengths + [(1, 0)] * (list(coins[-1:]) == [0])
     return [(alone, together) for (_, alone), (_, together) in zip(lengths[::2], lengths[1::2], strict=True)]

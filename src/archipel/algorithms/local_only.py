@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from archipel.algorithm import Algorithm, Clients, Info
-from archipel.algorithms.parts import shared_model as averaging
+from archipel.algorithms.parts.shared_model import LOCAL, remember
 from archipel.core.examples import ClientData
 from archipel.core.trees import Tree, zeros_like
 from archipel.learning.sgd import SGD, trained
@@ -27,7 +27,7 @@ class Local(Algorithm):
         local: the local solver.
 
     >>> import torch
-    >>> from archipel.fit import fit
+    >>> from archipel import SGD, Local, fit
     >>> from archipel.learning.quadratic import Quadratic, quadratic_federation
     >>> A, a = torch.tensor([1.0, 4.0]).reshape(2, 1, 1), torch.tensor([[0.0], [1.0]])
     >>> run = fit(Local(Quadratic(), SGD(lr=0.2, steps=5, batch=None)), quadratic_federation(A, a), rounds=40)
@@ -36,14 +36,14 @@ class Local(Algorithm):
     """
 
     task: Task
-    local: SGD
+    local: SGD = LOCAL
 
     def init_server(self, clients: Clients, key: Tensor) -> Tree:
         return {"start": self.task.init(key)}
 
     def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
         start = message["server"]["start"]
-        return averaging.remember(self.local, {"model": start}, zeros_like(trained(start)))
+        return remember(self.local, {"model": start}, zeros_like(trained(start)))
 
     def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
         mean = clients.mean(self.train, {"lr": self.local.rate(clients.round, clients.rounds)}, key)
@@ -54,7 +54,7 @@ class Local(Algorithm):
         end = self.local.minimise(
             self.task.loss, client["model"], data.train, key, message["lr"], client.get("velocity")
         )
-        return averaging.remember(self.local, {"model": end.params}, end.velocity), {"loss": end.loss}
+        return remember(self.local, {"model": end.params}, end.velocity), {"loss": end.loss}
 
     def predict(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
         return self.task.predict(client["model"], x)

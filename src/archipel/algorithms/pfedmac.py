@@ -5,28 +5,27 @@ personalised algorithms.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 
 import torch
 from torch import Tensor
 
-from archipel.algorithm import Algorithm, Clients, DivergenceError, Info, NoReplyError, Weights
-from archipel.algorithms.parts import shared_model as averaging
-from archipel.core import checks, keys
+from archipel.algorithm import Clients, DivergenceError, Info, NoReplyError, Weights
+from archipel.algorithms.parts.shared_model import SharedModel
+from archipel.core import keys
+from archipel.core.checks import NonNegative, Positive, PositiveInt
 from archipel.core.examples import ClientData
 from archipel.core.trees import Sum, Tree, add, norm, row, stack, tree_map
-from archipel.learning import batch_norm as batchnorm
-from archipel.learning.batch_norm import BatchNorm
-from archipel.learning.sgd import SGD, Shift, soft_threshold, trained
-from archipel.learning.solver_checks import solver
-from archipel.learning.tasks import Task
+from archipel.learning import batch_norm
+from archipel.learning.sgd import Shift, soft_threshold, trained
+from archipel.learning.solver_checks import starts_afresh
 
 GROWTH, PATIENCE = 1e3, 10
 """A run diverges when the shared model's steps have grown this much, in rounds on end of which there are so many."""
 
 
 @dataclass(frozen=True, eq=False)
-class PFedMac(Algorithm):
+class PFedMac(SharedModel):
     """Personal models that maximise their correlation with a shared one; sparse ones, and a third tier, by choice.
 
     The objective is the mean over clients of (eqs. 16 and 18)
@@ -73,7 +72,8 @@ class PFedMac(Algorithm):
         ValueError: a setting out of its range or momentum to be kept.
         DivergenceError: the steps of θ grow without end.
 
-    >>> from archipel.fit import fit
+    >>> import torch
+    >>> from archipel import SGD, PFedMac, fit
     >>> from archipel.learning.quadratic import Quadratic, quadratic_federation
     >>> A, a = torch.tensor([1.0, 2.0, 4.0]).reshape(3, 1, 1), torch.tensor([[0.0], [1.0], [3.0]])
     >>> solver = SGD(lr=0.4, steps=70, batch=None, tolerance=1e-12)
@@ -83,27 +83,20 @@ class PFedMac(Algorithm):
     (tensor([32.0000], dtype=torch.float64), [16.0, 25.0, 55.0])
     """
 
-    task: Task
-    local: SGD
-    penalty: float = 0.1
-    rate: float = 1.0
-    local_rounds: int = 5
-    mixing: float = 1.0
-    sparsity: float = 0.0
+    penalty: NonNegative = 0.1
+    rate: Positive = 1.0
+    local_rounds: PositiveInt = 5
+    mixing: Positive = 1.0
+    sparsity: NonNegative = 0.0
+    _: KW_ONLY
     weights: Weights = "uniform"
-    batch_norm: BatchNorm = "share"
-    edge_penalty: float = 0.1
-    edge_rate: float = 1.0
-    edge_rounds: int = 1
+    edge_penalty: NonNegative = 0.1
+    edge_rate: Positive = 1.0
+    edge_rounds: PositiveInt = 1
 
     def __post_init__(self) -> None:
-        checks.at_least_zero("PFedMac", penalty=self.penalty, sparsity=self.sparsity, edge_penalty=self.edge_penalty)
-        checks.above_zero("PFedMac", rate=self.rate, mixing=self.mixing, edge_rate=self.edge_rate)
-        checks.positive_int("PFedMac", local_rounds=self.local_rounds, edge_rounds=self.edge_rounds)
-        batchnorm.check(self.batch_norm)
-        solver("PFedMac", local=self.local)
-        if self.local.keep_momentum:
-            raise ValueError("PFedMac solves every inner problem afresh: set keep_momentum=False in its local solver.")
+        super().__post_init__()
+        starts_afresh("PFedMac", self.local)
 
     # The server
 
@@ -116,21 +109,13 @@ class PFedMac(Algorithm):
     def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
         tiers = self.three_tiers if clients.groups else self.two_tiers
         new, info = tiers(server, clients, key)
-        model = averaging.refreshed(self, new["model"], clients, key)
+        model = self.refreshed(new["model"], clients, key)
         step = norm(add(trained(model), trained(server["model"]), -1.0))
         return server | new | {"model": model, "growth": watched(server["growth"], step)}, info | {"step": step}
 
     def two_tiers(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
         model, info = self.descend(server["model"], clients, key)
         return {"model": model}, info
-
-    def descend(self, model: Tree, clients: Clients, key: Tensor, pull: Tree | None = None) -> tuple[Tree, Info]:
-        """A mixing step on the mean of these clients' F_k, with whatever else pulls at the model."""
-        mean = clients.mean(self.train, averaging.broadcast(self, model, clients), key, self.weights)
-        theta = trained(model)
-        change = add(trained(mean["model"]), theta, -1.0)
-        change = add(change, pull) if pull else change
-        return model | mean["model"] | add(theta, change, self.mixing), {"loss": mean["loss"]}
 
     def three_tiers(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
         theta, phi, total = server["model"], [row(server["edges"], e) for e in range(len(clients.groups))], Sum()
@@ -150,42 +135,42 @@ class PFedMac(Algorithm):
         model = theta | mean["model"] | add(trained(theta), gap, self.edge_rate * self.edge_penalty)
         return {"model": model, "edges": stack(phi)}, {"loss": mean["loss"]}
 
+    def descend(self, model: Tree, clients: Clients, key: Tensor, pull: Tree | None = None) -> tuple[Tree, Info]:
+        """Make a mixing step on the mean of these clients' F_k, with whatever else pulls at the model."""
+        mean = clients.mean(self.train, self.broadcast({"model": model}, clients), key, self.weights)
+        theta = trained(model)
+        change = add(trained(mean["model"]), theta, -1.0)
+        change = add(change, pull) if pull else change
+        return model | mean["model"] | add(theta, change, self.mixing), {"loss": mean["loss"]}
+
     # The clients
 
     def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
         return {"personal": message["server"]["model"]}
 
     def train(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """R local rounds from the message's model: ω stays as the personal model, θ_k goes to the server."""
+        """Make R local rounds from the message's model: ω stays as the personal model, θ_k goes to the server."""
         batches = replace(self.local, steps=self.local_rounds, epochs=None).minibatches(data.train, key)
         inner = replace(self.local, batch=None, augment=None)
         shrink = soft_threshold(self.sparsity * message["lr"]) if self.sparsity else None
-        omega, losses = batchnorm.receive(self.batch_norm, message["model"], client["personal"]), []
+        omega, losses = batch_norm.receive(self.batch_norm, message["model"], client["personal"]), []
         theta = trained(omega)
         for batch in batches:
-            end = inner.minimise(
-                self.task.loss, omega, batch, key, message["lr"], shift=self._away_from(theta), project=shrink
-            )
+            away = self.away_from(theta)
+            end = inner.minimise(self.task.loss, omega, batch, key, message["lr"], shift=away, project=shrink)
             omega = end.params
             theta = add(theta, add(trained(omega), theta, -1.0), self.rate * self.penalty)
             losses.append(end.loss)
-        reply = {"model": batchnorm.send(self.batch_norm, omega | theta), "loss": torch.stack(losses).mean()}
-        return {"personal": omega}, reply
+        sent = self.reply(replace(end, params=omega | theta, loss=torch.stack(losses).mean()))
+        return {"personal": omega}, sent
 
-    def _away_from(self, theta: Tree) -> Shift:
+    def away_from(self, theta: Tree) -> Shift:
         """The gradient of −λ ⟨ω, θ⟩."""
         away = tree_map(lambda t: -self.penalty * t, theta)
         return lambda omega: away
 
-    def statistics(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """BatchNorm's statistics of the shared model on the client's training data."""
-        return client, batchnorm.recompute(self.task.loss, self.task, message["model"], data.train)
-
-    def predict(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
-        return self.task.predict(client["personal"], x)
-
-    def predict_global(self, server: Tree, x: Tensor) -> Tensor:
-        return self.task.predict(server["model"], x)
+    def own_model(self, server: Tree, client: Tree) -> Tree:
+        return client["personal"]
 
 
 def watched(growth: Tree, step: Tensor) -> Tree:

@@ -4,26 +4,24 @@ Equation numbers are those of the page on personalised algorithms.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from archipel.algorithm import Algorithm, Clients, Info, Weights
-from archipel.algorithms.parts import shared_model as averaging
-from archipel.core import checks
+from archipel.algorithm import Clients, Info, Weights
+from archipel.algorithms.parts.shared_model import SharedModel
+from archipel.core.checks import NonNegative, Positive, PositiveInt
 from archipel.core.examples import ClientData
 from archipel.core.trees import Tree, add
-from archipel.learning import batch_norm as batchnorm
-from archipel.learning.batch_norm import BatchNorm
-from archipel.learning.sgd import SGD, proximal, trained
-from archipel.learning.solver_checks import solver
-from archipel.learning.tasks import Task
+from archipel.learning import batch_norm
+from archipel.learning.sgd import proximal, trained
+from archipel.learning.solver_checks import starts_afresh
 
 
 @dataclass(frozen=True, eq=False)
-class PFedMe(Algorithm):
+class PFedMe(SharedModel):
     """Gradient descent of the shared model on the mean of the clients' Moreau envelopes.
 
     F_k(θ) = min over θ_k of f_k(θ_k) + λ/2 ‖θ_k − θ‖² (eq. 4), whose gradient is λ (θ − prox_k(θ)) (eq. 5). A client
@@ -49,7 +47,8 @@ class PFedMe(Algorithm):
     Raises:
         ValueError: a setting out of its range, or a momentum to be kept: every inner problem starts afresh.
 
-    >>> from archipel.fit import fit
+    >>> import torch
+    >>> from archipel import SGD, PFedMe, fit
     >>> from archipel.learning.quadratic import Quadratic, quadratic_federation
     >>> A, a = torch.tensor([1.0, 4.0]).reshape(2, 1, 1), torch.tensor([[0.0], [1.0]])
     >>> solver = SGD(lr=0.2, steps=25, batch=None)
@@ -59,69 +58,53 @@ class PFedMe(Algorithm):
     (0.66666..., [0.44444..., 0.88888...])
     """
 
-    task: Task
-    local: SGD
-    penalty: float = 15.0
-    rate: float = 0.005
-    local_rounds: int = 20
-    mixing: float = 1.0
+    penalty: NonNegative = 15.0
+    rate: Positive = 0.005
+    local_rounds: PositiveInt = 20
+    mixing: Positive = 1.0
     participants: Literal["sampled", "all"] = "sampled"
+    _: KW_ONLY
     weights: Weights = "uniform"
-    batch_norm: BatchNorm = "share"
 
     def __post_init__(self) -> None:
-        checks.at_least_zero("PFedMe", penalty=self.penalty)
-        checks.above_zero("PFedMe", rate=self.rate, mixing=self.mixing)
-        checks.positive_int("PFedMe", local_rounds=self.local_rounds)
-        checks.one_of("PFedMe", "participants", self.participants, "sampled", "all")
-        batchnorm.check(self.batch_norm)
-        solver("PFedMe", local=self.local)
-        if self.local.keep_momentum:
-            raise ValueError("PFedMe solves every inner problem afresh: set keep_momentum=False in its local solver.")
+        super().__post_init__()
+        starts_afresh("PFedMe", self.local)
 
-    def init_server(self, clients: Clients, key: Tensor) -> Tree:
-        return {"model": self.task.init(key)}
+    def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
+        new, info = super().round(server, clients, key)
+        if self.participants == "all":
+            everyone = clients.everyone
+            others = everyone.ids[~torch.isin(everyone.ids, clients.ids)]
+            everyone.only(others).apply(self.personalise, self.broadcast(server, clients), key)
+        return new, info
+
+    def step(self, server: Tree, mean: Tree, share: float) -> Tree:
+        """Mix the old model and the mean (eq. 7)."""
+        theta = trained(server["model"])
+        mixed = add(theta, add(trained(mean["model"]), theta, -1.0), self.mixing)
+        return {"model": server["model"] | mean["model"] | mixed}
 
     def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
         return {"personal": message["server"]["model"]}
 
-    def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
-        message = averaging.broadcast(self, server["model"], clients)
-        mean = clients.mean(self.train, message, key, self.weights)
-        if self.participants == "all":
-            everyone = clients.everyone
-            others = everyone.ids[~torch.isin(everyone.ids, clients.ids)]
-            everyone.only(others).apply(self.personalise, message, key)
-        theta = trained(server["model"])
-        mixed = add(theta, add(trained(mean["model"]), theta, -1.0), self.mixing)
-        model = averaging.refreshed(self, server["model"] | mean["model"] | mixed, clients, key)
-        return {"model": model}, {"loss": mean["loss"]}
-
     def train(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """R local rounds from θ^(t): the personal model stays, ω goes to the server."""
+        """Make R local rounds from θ^(t): the personal model stays, ω goes to the server (eq. 6)."""
         batches = replace(self.local, steps=self.local_rounds, epochs=None).minibatches(data.train, key)
         inner = replace(self.local, batch=None, augment=None)
-        omega, losses = batchnorm.receive(self.batch_norm, message["model"], client["personal"]), []
+        omega, losses = batch_norm.receive(self.batch_norm, message["model"], client["personal"]), []
         for batch in batches:
             pull = proximal(self.penalty, omega)
             end = inner.minimise(self.task.loss, omega, batch, key, message["lr"], shift=pull)
             # the pull at θ_k is λ (θ_k − ω)
             omega = end.params | add(trained(omega), pull(trained(end.params)), self.rate)
             losses.append(end.loss)
-        reply = {"model": batchnorm.send(self.batch_norm, omega), "loss": torch.stack(losses).mean()}
-        return {"personal": end.params}, reply
+        sent = self.reply(replace(end, params=omega, loss=torch.stack(losses).mean()))
+        return {"personal": end.params}, sent
 
     def personalise(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """The same where nothing is sent."""
+        """Train where nothing is sent."""
         client, _ = self.train(client, message, data, key)
         return client, {}
 
-    def statistics(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """BatchNorm's statistics of the shared model on the client's training data."""
-        return client, batchnorm.recompute(self.task.loss, self.task, message["model"], data.train)
-
-    def predict(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
-        return self.task.predict(client["personal"], x)
-
-    def predict_global(self, server: Tree, x: Tensor) -> Tensor:
-        return self.task.predict(server["model"], x)
+    def own_model(self, server: Tree, client: Tree) -> Tree:
+        return client["personal"]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from archipel.algorithm import Algorithm, Clients, Info
-from archipel.algorithms.parts import shared_model as averaging
+from archipel.algorithms.parts.shared_model import LOCAL, remember
 from archipel.core import keys
 from archipel.core.examples import ClientData, Examples
 from archipel.core.trees import Tree, tree_map, zeros_like
@@ -34,7 +34,8 @@ class Pooled(Algorithm):
         local: the server's solver; a round is its ``steps`` or ``epochs`` on the pool, to be compared with the number
             of steps that a client makes, or with that of all clients together.
 
-    >>> from archipel.fit import fit
+    >>> import torch
+    >>> from archipel import SGD, Pooled, fit
     >>> from archipel.learning.quadratic import Quadratic, quadratic_federation
     >>> A, a = torch.tensor([1.0, 4.0]).reshape(2, 1, 1), torch.tensor([[0.0], [1.0]])
     >>> run = fit(Pooled(Quadratic(), SGD(lr=0.2, steps=5, batch=None)), quadratic_federation(A, a), rounds=10)
@@ -45,14 +46,14 @@ class Pooled(Algorithm):
     """
 
     task: Task
-    local: SGD
+    local: SGD = LOCAL
 
     def init_server(self, clients: Clients, key: Tensor) -> Tree:
         model = self.task.init(key)
         # In an order that doesn't tell whose an example is.
         order = keys.permutation(keys.fold(key, "pool"), int(clients.sizes.sum()))
         examples = tree_map(lambda t: t[order], self.pool(clients, key))
-        return averaging.remember(self.local, {"model": model, "examples": examples}, zeros_like(trained(model)))
+        return remember(self.local, {"model": model, "examples": examples}, zeros_like(trained(model)))
 
     def pool(self, clients: Clients, key: Tensor) -> Tree:
         """All training examples, client by client, since replies to one step have one shape."""
@@ -71,7 +72,7 @@ class Pooled(Algorithm):
         rate = self.local.rate(clients.round, clients.rounds)
         pool = Examples.of(server["examples"])
         end = self.local.minimise(self.task.loss, server["model"], pool, key, rate, server.get("velocity"))
-        return averaging.remember(self.local, server | {"model": end.params}, end.velocity), {"loss": end.loss}
+        return remember(self.local, server | {"model": end.params}, end.velocity), {"loss": end.loss}
 
     def predict(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
         return self.task.predict(server["model"], x)

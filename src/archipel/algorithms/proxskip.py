@@ -6,25 +6,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from archipel.algorithm import Algorithm, Clients, Info, Weights
-from archipel.algorithms.parts import shared_model as averaging
-from archipel.core import checks, keys
+from archipel.algorithm import Clients, Info, Weights
+from archipel.algorithms.parts.shared_model import PLAIN, SharedModel
+from archipel.core import keys
+from archipel.core.checks import Interval
 from archipel.core.examples import ClientData
 from archipel.core.trees import Tree, add, tree_map, zeros_like
-from archipel.learning import batch_norm as batchnorm
-from archipel.learning.batch_norm import BatchNorm
-from archipel.learning.sgd import SGD, trained
+from archipel.learning.sgd import SGD, Shift, trained
 from archipel.learning.solver_checks import plain_steps
-from archipel.learning.tasks import Task
 
 
 @dataclass(frozen=True, eq=False)
-class ProxSkip(Algorithm):
+class ProxSkip(SharedModel):
     """One model for everybody; communication is skipped most of the time, and accelerated by it (Scaffnew).
 
     The objective is Σ_k ρ_k f_k(θ). Client k keeps h_k, an estimate of ∇f_k, 0 at first. In every iteration all clients
@@ -54,7 +53,8 @@ class ProxSkip(Algorithm):
     Raises:
         ValueError: p outside (0, 1]; momentum, or no learning rate; too few coins for the rounds.
 
-    >>> from archipel.fit import fit
+    >>> import torch
+    >>> from archipel import SGD, ProxSkip, fit
     >>> from archipel.learning.quadratic import Quadratic, quadratic_federation
     >>> A, a = torch.tensor([1.0, 4.0]).reshape(2, 1, 1), torch.tensor([[0.0], [1.0]])
     >>> skip = ProxSkip(Quadratic(), SGD(lr=0.25, steps=1, batch=None), p=0.5)
@@ -63,37 +63,28 @@ class ProxSkip(Algorithm):
     (tensor([0.8000], dtype=torch.float64), [0.8, -0.8])
     """
 
-    task: Task
-    local: SGD
-    p: float = 0.1
+    local: SGD = PLAIN
+    p: Annotated[float, Interval(0, 1, "(]")] = 0.1
+    _: KW_ONLY
     weights: Weights = "uniform"
-    batch_norm: BatchNorm = "share"
     coins: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
-        checks.number("ProxSkip", p=self.p)
-        if not 0 < self.p <= 1:
-            raise ValueError(
-                f"ProxSkip's p must lie in (0, 1]; given {self.p}. 1/√κ is the theory's choice, 1 communicates always."
-            )
+        super().__post_init__()
         plain_steps("ProxSkip", self.local)
-        batchnorm.check(self.batch_norm)
+
+    # The server
 
     def init_server(self, clients: Clients, key: Tensor) -> Tree:
-        return {"model": self.task.init(key), "iteration": torch.tensor(0)}
-
-    def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
-        model = message["server"]["model"]
-        nothing = zeros_like(trained(model))
-        return averaging.enrol(self, model) | {"h": nothing, "end": nothing, "waits": torch.tensor(0.0)}
+        return super().init_server(clients, key) | {"iteration": torch.tensor(0)}
 
     def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
         steps = self.iterations(int(server["iteration"]), key)
-        message = averaging.broadcast(self, server["model"], clients)
+        message = self.broadcast(server, clients)
         mean = clients.mean(self.train, message | {"steps": torch.tensor(steps)}, key, self.weights)
         model = server["model"] | mean["model"]
         clients.apply(self.correct, {"mean": trained(model), "lr": message["lr"]}, key)
-        model = averaging.refreshed(self, model, clients, key)
+        model = self.refreshed(model, clients, key)
         return {"model": model, "iteration": server["iteration"] + steps}, {"loss": mean["loss"], "steps": steps}
 
     def iterations(self, done: int, key: Tensor) -> int:
@@ -108,32 +99,28 @@ class ProxSkip(Algorithm):
         u = float(keys.uniform(keys.fold(key, "coins"), dtype=torch.float64))
         return 1 + int(math.log1p(-u) / math.log1p(-self.p))
 
+    # The clients
+
+    def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
+        nothing = zeros_like(trained(message["server"]["model"]))
+        return super().init_client(message, data, key) | {"h": nothing, "end": nothing, "waits": torch.tensor(0.0)}
+
     def train(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """The round's local steps from the shared model."""
-        h = client["h"]
-        minus_h = tree_map(torch.neg, h)
-        # The number is broadcast, the same for all clients of a batch: a plain number, and not data of theirs.
+        """Make the round's local steps from the shared model."""
+        # The number is broadcast, the same for all clients of a batch: a plain number, not data of theirs.
         drawn = replace(self, local=replace(self.local, steps=int(message["steps"]), epochs=None))
-        client, end = averaging.train(drawn, client, message, data, key, lambda here: minus_h)
+        client, end = drawn.local_run(client, message, data, key)
         client = client | {"end": trained(end.params), "waits": torch.ones_like(client["waits"])}
-        return client, {"model": batchnorm.send(self.batch_norm, end.params), "loss": end.loss}
+        return client, self.reply(end)
+
+    def shift(self, client: Tree, message: Tree) -> Shift:
+        """−h_k."""
+        minus_h = tree_map(torch.neg, client["h"])
+        return lambda params: minus_h
 
     def correct(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """h_k ← h_k + p/γ (x̄ − x̂_k), for those whose x̂_k is in the mean."""
+        """Update h_k ← h_k + p/γ (x̄ − x̂_k) at the clients whose x̂_k is in the mean."""
         scale = client["waits"] * (self.p / message["lr"])
         gap = add(message["mean"], client["end"], -1.0)
         h = tree_map(lambda h, gap: h + scale.to(h.dtype) * gap, client["h"], gap)
         return client | {"h": h, "waits": torch.zeros_like(client["waits"])}, {}
-
-    def statistics(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """BatchNorm's statistics of the averaged model on the client's training data."""
-        return client, batchnorm.recompute(self.task.loss, self.task, message["model"], data.train)
-
-    def predict(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
-        return self.task.predict(batchnorm.receive(self.batch_norm, server["model"], client), x)
-
-    def predict_global(self, server: Tree, x: Tensor) -> Tensor:
-        return self.task.predict(server["model"], x)
-
-    def personalises(self, server: Tree) -> bool:
-        return batchnorm.is_local(self.batch_norm, server["model"])

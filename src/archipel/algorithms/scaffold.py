@@ -4,26 +4,23 @@ controlled averaging for federated learning. ICML 2020. Equation numbers are the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from archipel.algorithm import Algorithm, Clients, Info, Weights
-from archipel.algorithms.parts import shared_model as averaging
-from archipel.core import checks
+from archipel.algorithm import Clients, Weights
+from archipel.algorithms.parts.shared_model import PLAIN, SharedModel
+from archipel.core.checks import Positive
 from archipel.core.examples import ClientData
 from archipel.core.trees import Tree, add, tree_map, zeros_like
-from archipel.learning import batch_norm as batchnorm
-from archipel.learning.batch_norm import BatchNorm
-from archipel.learning.sgd import SGD, trained
+from archipel.learning.sgd import SGD, Shift, trained
 from archipel.learning.solver_checks import plain_steps
-from archipel.learning.tasks import Task
 
 
 @dataclass(frozen=True, eq=False)
-class SCAFFOLD(Algorithm):
+class SCAFFOLD(SharedModel):
     """One model for everybody by local steps whose drift is taken out with control variates.
 
     The objective is Σ_k ρ_k f_k(θ). Client k keeps c_k, an estimate of ∇f_k, and the server their mean c = Σ_k ρ_k c_k.
@@ -51,7 +48,8 @@ class SCAFFOLD(Algorithm):
     Raises:
         ValueError: a server rate that isn't above 0; momentum, or no learning rate.
 
-    >>> from archipel.fit import fit
+    >>> import torch
+    >>> from archipel import SCAFFOLD, SGD, fit
     >>> from archipel.learning.quadratic import Quadratic, quadratic_federation
     >>> A, a = torch.tensor([1.0, 4.0]).reshape(2, 1, 1), torch.tensor([[0.0], [1.0]])
     >>> scaffold = SCAFFOLD(Quadratic(), SGD(lr=0.1, steps=10, batch=None))
@@ -59,41 +57,47 @@ class SCAFFOLD(Algorithm):
     tensor([0.8000], dtype=torch.float64)
     """
 
-    task: Task
-    local: SGD
-    server_rate: float = 1.0
+    local: SGD = PLAIN
+    server_rate: Positive = 1.0
     option: Literal["I", "II"] = "II"
+    _: KW_ONLY
     weights: Weights = "uniform"
-    batch_norm: BatchNorm = "share"
 
     def __post_init__(self) -> None:
-        checks.above_zero("SCAFFOLD", server_rate=self.server_rate)
-        checks.one_of("SCAFFOLD", "option", self.option, "I", "II")
+        super().__post_init__()
         plain_steps("SCAFFOLD", self.local)
-        batchnorm.check(self.batch_norm)
+
+    # The server
 
     def init_server(self, clients: Clients, key: Tensor) -> Tree:
-        model = self.task.init(key)
-        return {"model": model, "control": zeros_like(trained(model))}
+        server = super().init_server(clients, key)
+        return server | {"control": zeros_like(trained(server["model"]))}
+
+    def broadcast(self, server: Tree, clients: Clients) -> Tree:
+        return super().broadcast(server, clients) | {"control": server["control"]}
+
+    def step(self, server: Tree, mean: Tree, share: float) -> Tree:
+        """Eq. (5)."""
+        old, new = trained(server["model"]), trained(mean["model"])
+        moved = tree_map(lambda old, new: torch.lerp(old, new, self.server_rate), old, new)
+        control = add(server["control"], mean["change"], share)
+        return {"model": server["model"] | mean["model"] | moved, "control": control}
+
+    # The clients
 
     def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
-        model = message["server"]["model"]
-        return averaging.enrol(self, model) | {"control": zeros_like(trained(model))}
+        client = super().init_client(message, data, key)
+        return client | {"control": zeros_like(trained(message["server"]["model"]))}
 
-    def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
-        message = averaging.broadcast(self, server["model"], clients) | {"control": server["control"]}
-        mean, share = clients.mean_and_share(self.train, message, key, self.weights)
-        moved = tree_map(
-            lambda old, new: torch.lerp(old, new, self.server_rate), trained(server["model"]), trained(mean["model"])
-        )
-        model = averaging.refreshed(self, server["model"] | mean["model"] | moved, clients, key)
-        return {"model": model, "control": add(server["control"], mean["change"], share)}, {"loss": mean["loss"]}
+    def shift(self, client: Tree, message: Tree) -> Shift:
+        """−c_k + c, which takes the drift out of the local steps (eq. 3)."""
+        correction = add(message["control"], client["control"], -1.0)
+        return lambda params: correction
 
     def train(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """Corrected local SGD from the shared model, and the client's new control variate."""
-        correction = add(message["control"], client["control"], -1.0)
-        start = batchnorm.receive(self.batch_norm, message["model"], client)
-        client, end = averaging.train(self, client, message, data, key, lambda here: correction)
+        """Make corrected local steps, and update the client's control variate (eq. 4)."""
+        start = self.complete(message["model"], client)
+        client, end = self.local_run(client, message, data, key)
         if self.option == "I":
             change = add(self.gradient(start, data, key), client["control"], -1.0)
         else:
@@ -101,23 +105,10 @@ class SCAFFOLD(Algorithm):
             along = tree_map(lambda x, y: (x - y) * scale.to(x.dtype), trained(start), trained(end.params))
             change = add(along, message["control"], -1.0)
         client = client | {"control": add(client["control"], change)}
-        return client, {"model": batchnorm.send(self.batch_norm, end.params), "change": change, "loss": end.loss}
+        return client, self.reply(end) | {"change": change}
 
     def gradient(self, model: Tree, data: ClientData, key: Tensor) -> Tree:
         """The gradient of all the client's examples as the solver takes it, weight decay and clipping included."""
         # With momentum, a step's velocity from rest is the gradient; a rate of 0 makes it a step of no length.
         once = replace(self.local, steps=1, epochs=None, batch=None, augment=None, momentum=0.5)
         return once.minimise(self.task.loss, model, data.train, key, torch.zeros(())).velocity
-
-    def statistics(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """BatchNorm's statistics of the averaged model on the client's training data."""
-        return client, batchnorm.recompute(self.task.loss, self.task, message["model"], data.train)
-
-    def predict(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
-        return self.task.predict(batchnorm.receive(self.batch_norm, server["model"], client), x)
-
-    def predict_global(self, server: Tree, x: Tensor) -> Tensor:
-        return self.task.predict(server["model"], x)
-
-    def personalises(self, server: Tree) -> bool:
-        return batchnorm.is_local(self.batch_norm, server["model"])

@@ -12,6 +12,7 @@ import torch.nn.functional as F  # noqa: N812 (torch's own name for it)
 from torch import Tensor, nn
 
 from archipel.core import keys
+from archipel.core.checks import setting
 from archipel.core.torch_internals import tensor_stores
 from archipel.core.trees import Tree
 from archipel.data.inputs import Inputs
@@ -21,6 +22,7 @@ from archipel.learning.pooling import pool_first
 Initial = Literal["keyed", "given"]
 
 
+@setting("a Network(module, federation.inputs)")
 @dataclass(frozen=True, eq=False)
 class Network:
     """A module ``(n, *shape) → (n, features)`` as a function of parameters and raw inputs.

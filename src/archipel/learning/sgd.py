@@ -12,12 +12,13 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from archipel.core import keys
+from archipel.core.checks import Interval, NonNegative, Positive, PositiveInt, check_settings, setting
 from archipel.core.examples import Examples
 from archipel.core.minibatches import MinibatchPlan, plan_minibatches
 from archipel.core.torch_internals import (
@@ -59,6 +60,7 @@ class Solution:
     steps: Tensor
 
 
+@setting("a solver, SGD(lr=0.01, epochs=1), say")
 @dataclass(frozen=True)
 class SGD:
     """Stochastic gradient descent with momentum on a client's own examples.
@@ -94,48 +96,29 @@ class SGD:
     ValueError: SGD takes exactly one of steps and epochs; given steps=10 and epochs=1.
     """
 
-    lr: float = 0.01
-    steps: int | None = None
-    epochs: int | None = None
-    batch: int | None = 32
-    momentum: float = 0.0
+    lr: NonNegative = 0.01
+    steps: PositiveInt | None = None
+    epochs: PositiveInt | None = None
+    batch: PositiveInt | None = 32
+    momentum: Annotated[float, Interval(0, 1, "[)")] = 0.0
     nesterov: bool = False
-    weight_decay: float = 0.0
+    weight_decay: NonNegative = 0.0
     schedule: Literal["constant", "cosine"] = "constant"
-    clip: float | None = None
+    clip: Positive | None = None
     augment: Callable[[Tensor, Tensor], Tensor] | None = None
     keep_momentum: bool = False
-    tolerance: float | None = None
+    tolerance: NonNegative | None = None
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.epochs is None):
             raise ValueError(
                 f"SGD takes exactly one of steps and epochs; given steps={self.steps} and epochs={self.epochs}."
             )
-        for name in ("steps", "epochs", "batch"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ValueError(f"SGD's {name} must be a whole number of at least 1; given {value!r}.")
-        for name in ("lr", "momentum", "weight_decay", "clip", "tolerance"):
-            value, absent = getattr(self, name), name in ("clip", "tolerance")
-            if isinstance(value, bool) or not (isinstance(value, int | float) or (value is None and absent)):
-                raise ValueError(f"SGD's {name} must be a number; given {value!r}.")
-        if not 0 <= self.lr < math.inf:
-            raise ValueError(f"SGD's lr must be 0 or above and finite; given {self.lr}.")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"SGD's momentum must lie in [0, 1); given {self.momentum}.")
+        check_settings(self)
         if self.nesterov and self.momentum == 0:
             raise ValueError("SGD's nesterov needs a momentum above 0; set momentum=0.9, say, or nesterov=False.")
         if self.keep_momentum and self.momentum == 0:
             raise ValueError("SGD's keep_momentum needs a momentum above 0; set momentum=0.9, say, or leave it off.")
-        if not 0 <= self.weight_decay < math.inf:
-            raise ValueError(f"SGD's weight_decay must be 0 or above; given {self.weight_decay}.")
-        if self.clip is not None and not self.clip > 0:
-            raise ValueError(f"SGD's clip must be above 0, or None for no clipping; given {self.clip}.")
-        if self.tolerance is not None and not self.tolerance >= 0:
-            raise ValueError(f"SGD's tolerance must be 0 or above, or None; given {self.tolerance}.")
-        if self.schedule not in ("constant", "cosine"):
-            raise ValueError(f"SGD's schedule must be 'constant' or 'cosine'; given {self.schedule!r}.")
 
     def rate(self, round: int, rounds: int) -> Tensor:
         """Return η_t as a tensor of shape ``()``, to be sent with the round's message."""

@@ -8,6 +8,7 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from archipel.core import keys
+from archipel.core.checks import setting
 from archipel.core.trees import Tree
 from archipel.data.inputs import Inputs
 from archipel.learning.criteria import Criterion, CrossEntropy, SquaredError
@@ -15,6 +16,15 @@ from archipel.learning.networks import Initial, Network, linear, linear_init
 from archipel.learning.sgd import Batch
 
 
+def _learns(value: object) -> bool:
+    return hasattr(value, "init") and hasattr(value, "loss")
+
+
+@setting(
+    "a task, made by classification(encoder, federation), regression(encoder, federation) or "
+    "Whole(Network(module, federation.inputs), CrossEntropy())",
+    _learns,
+)
 class Task(Protocol):
     """What an algorithm needs of a task: initial parameters, a loss for each example, and predictions."""
 
@@ -28,6 +38,7 @@ class Task(Protocol):
         """Return ``(n, K)`` log-probabilities, or ``(n, outputs)`` values."""
 
 
+@setting("an encoder and a head, made by classification(encoder, federation) or regression(encoder, federation)")
 @dataclass(frozen=True, eq=False)
 class Supervised:
     """An encoder, a linear head and a criterion; :func:`classification` and :func:`regression` make such tasks.

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass
-
-from torch import nn
-
 from archipel.algorithm import Algorithm
-from archipel.core.checks import kind_of, positive_int
+from archipel.core.checks import check_settings, kind_of, positive_int
 from archipel.data.federation import Federation
 from archipel.engines.setting import Setting
 from archipel.learning.contents import find_all
 from archipel.learning.networks import Network
-from archipel.learning.sgd import SGD
-from archipel.learning.solver_checks import solver
-from archipel.learning.tasks import Supervised, Task
+from archipel.learning.tasks import Supervised
 
 
 def check_counts(**counts: int | None) -> None:
@@ -27,15 +21,9 @@ def check_parts(algorithm: object, federation: object, cohort: object, seed: obj
     for what, value, kind in (("an Algorithm", algorithm, Algorithm), ("a Federation", federation, Federation)):
         if not isinstance(value, kind):
             raise TypeError(f"fit takes an algorithm and a federation; given {kind_of(value)} instead of {what}.")
-    if isinstance(task := getattr(algorithm, "task", None), nn.Module):
-        raise TypeError(
-            f"{type(algorithm).__name__}'s task is a bare {type(task).__name__}. Make a task of it: "
-            "classification(module, federation), regression(module, federation), or "
-            "Whole(Network(module, federation.inputs), CrossEntropy())."
-        )
     assert isinstance(algorithm, Algorithm)
     assert isinstance(federation, Federation)
-    _check_fields(algorithm)
+    check_settings(algorithm)
     _check_fit(algorithm, federation)
     if cohort is not None and not hasattr(cohort, "draw"):
         raise TypeError(f"fit's cohort must be Full(), Sample(…) or Bernoulli(…); given {cohort!r}.")
@@ -43,23 +31,6 @@ def check_parts(algorithm: object, federation: object, cohort: object, seed: obj
         raise ValueError(f"fit's seed must be a whole number of 64 bits; given {seed!r}.")
     if not isinstance(setting, Setting):
         raise TypeError(f"fit's setting must be a Setting, such as Setting(engine='loop'); given {kind_of(setting)}.")
-
-
-def _check_fields(algorithm: Algorithm) -> None:
-    """Check solvers and tasks of the algorithm, and of algorithms inside it; annotations say which fields they are."""
-    if not is_dataclass(algorithm):
-        return
-    for field in fields(algorithm):
-        value, owner = getattr(algorithm, field.name), type(algorithm).__name__
-        if isinstance(value, Algorithm):
-            _check_fields(value)
-        elif field.type in ("SGD", SGD):
-            solver(owner, **{field.name: value})
-        elif field.type in ("Task", Task) and not (hasattr(value, "init") and hasattr(value, "loss")):
-            raise TypeError(
-                f"{owner}'s {field.name} must be a task, made by classification(encoder, federation), regression(…) or "
-                f"Whole(…); given {kind_of(value)}."
-            )
 
 
 def _check_fit(algorithm: Algorithm, federation: Federation) -> None:

@@ -7,7 +7,7 @@ what a client keeps (``own_parts``), or the model that a client predicts with (`
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Protocol
 
 from torch import Tensor
@@ -19,8 +19,13 @@ from archipel.core.trees import Tree, zeros_like
 from archipel.learning import batch_norm
 from archipel.learning.batch_norm import BatchNorm
 from archipel.learning.networks import linear
-from archipel.learning.sgd import SGD, Shift, Solution, trained
+from archipel.learning.sgd import SGD, Batch, Loss, Shift, Solution, trained
 from archipel.learning.tasks import Supervised, Task
+
+LOCAL = SGD(lr=0.01, steps=10, batch=128, momentum=0.9, schedule="cosine")
+"""The local solver of the FedSPM paper's comparison."""
+PLAIN = replace(LOCAL, momentum=0.0)
+"""The same for methods that read gradients off where local steps end."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,24 +40,21 @@ class SharedModel(Algorithm):
     """
 
     task: Task
-    local: SGD
+    local: SGD = LOCAL
     _: KW_ONLY
     weights: Weights = "examples"
     batch_norm: BatchNorm = "share"
 
-    def __post_init__(self) -> None:
-        batch_norm.check(self.batch_norm)
-
     @property
-    def own_parts(self) -> Sequence[str]:
-        """The entries of the model that stay with each client, under ``"head"`` in its state; none by default."""
-        return ()
+    def own_parts(self) -> Sequence[str] | None:
+        """The entries of the model that stay with each client, under ``"head"`` in its state; ``None``: none does."""
+        return None
 
     # The server
 
     def init_server(self, clients: Clients, key: Tensor) -> Tree:
         model = self.task.init(key)
-        if not self.own_parts:
+        if self.own_parts is None:
             return {"model": model}
         shared, head = parted(type(self).__name__, model, self.own_parts)
         return {"model": shared, "head": head}
@@ -90,10 +92,20 @@ class SharedModel(Algorithm):
         client, end = self.local_run(client, message, data, key)
         return client, self.reply(end)
 
-    def local_run(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Solution]:
-        """Minimise the local objective from the message's model: the client's new state, and where the run ended."""
+    def local_run(
+        self, client: Tree, message: Tree, data: ClientData, key: Tensor, loss: Loss | None = None
+    ) -> tuple[Tree, Solution]:
+        """Minimise the local objective from the message's model: the client's new state, and where the run ended.
+
+        Args:
+            client: its state.
+            message: the server's, with ``"model"`` and ``"lr"``.
+            data: whose training examples are used.
+            key: of the minibatches.
+            loss: of an example; default: the task's.
+        """
         end = self.local.minimise(
-            self.task.loss,
+            loss or self.task.loss,
             self.complete(message["model"], client),
             data.train,
             key,
@@ -114,13 +126,13 @@ class SharedModel(Algorithm):
 
     def keep(self, client: Tree, end: Solution) -> Tree:
         """The client's state after a run: its own entries, local statistics, and momentum where it is kept."""
-        if self.own_parts:
-            client = client | {"head": split(end.params, self.own_parts)[1]}
+        if self.own_parts is not None:
+            client = client | {"head": client["head"] | split(end.params, self.own_parts)[1]}
         return remember(self.local, batch_norm.keep(self.batch_norm, client, end.params), end.velocity)
 
     def reply(self, end: Solution) -> Tree:
         """What the client sends: the shared entries of the trained model, and the loss."""
-        shared, _ = split(end.params, self.own_parts)
+        shared, _ = split(end.params, self.own_parts or ())
         return {"model": batch_norm.send(self.batch_norm, shared), "loss": end.loss}
 
     def statistics(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
@@ -143,25 +155,36 @@ class SharedModel(Algorithm):
 
     def predict_embedded(self, server: Tree, client: Tree, embedded: Tree) -> Tensor:
         if self.one_encoder(server):
-            return answer(self.task, client["head"], embedded)
+            return answer(self.task, self.own_model(server, client), embedded)
         return self.task.predict(self.own_model(server, client), embedded)
 
     def one_encoder(self, server: Tree) -> bool:
         """Whether the clients' models differ in their heads alone."""
         model = server["model"]
         apart = batch_norm.is_local(self.batch_norm, model)
-        return tuple(self.own_parts) == ("head",) and isinstance(self.task, Supervised) and not apart
+        return tuple(self.own_parts or ()) == ("head",) and isinstance(self.task, Supervised) and not apart
 
     def predict_global(self, server: Tree, x: Tensor) -> Tensor:
         return self.task.predict(server["model"], x)
 
     def personalises(self, server: Tree) -> bool:
-        return batch_norm.is_local(self.batch_norm, server["model"])
+        """Whether clients predict with other models than the shared one: of another kind, or with own statistics."""
+        another = type(self).own_model is not SharedModel.own_model
+        return another or batch_norm.is_local(self.batch_norm, server["model"])
 
 
-def remember(local: SGD, client: Tree, velocity: Tree) -> Tree:
+def remember(local: SGD, client: Tree, velocity: Tree, name: str = "velocity") -> Tree:
     """The client's state with the velocity, for solvers that keep it between rounds."""
-    return client | {"velocity": velocity} if local.keep_momentum else client
+    return client | {name: velocity} if local.keep_momentum else client
+
+
+def beside(loss: Loss, fixed: Tree) -> Loss:
+    """The loss as a function of the other parameters alone, with ``fixed`` held where they are."""
+
+    def partial(params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
+        return loss(params | fixed, batch)
+
+    return partial
 
 
 def split(model: Tree, names: Sequence[str]) -> tuple[Tree, Tree]:
@@ -196,10 +219,10 @@ def features(task: Task, model: Tree, x: Tensor) -> Tensor:
     return task.encoder(model["encoder"], model.get("buffers", {}), x)[0]
 
 
-def answer(task: Task, head: Tree, embedded: Tensor) -> Tensor:
-    """What a head says of features, as the task's ``predict`` says it of x."""
+def answer(task: Task, model: Tree, embedded: Tensor) -> Tensor:
+    """What a model's head says of features, as the task's ``predict`` says it of x."""
     assert isinstance(task, Supervised)
-    return task.criterion.report(linear(head["head"], embedded))
+    return task.criterion.report(linear(model["head"], embedded))
 
 
 # What methods that are no SharedModel yet call.
