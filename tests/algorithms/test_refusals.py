@@ -150,7 +150,7 @@ def test_settings_of_the_wrong_type_are_told_without_a_traceback():
     with pytest.raises(ValueError, match=r"SGD's tolerance must be a number; given '1e-3'"):
         SGD(lr=0.1, steps=1, tolerance="1e-3")
     for given, kind in (("head", "a str"), (None, "a NoneType"), ([3], "a list")):
-        with pytest.raises(TypeError, match=r"FedPer.s XX"):
+        with pytest.raises(TypeError, match=rf"FedPer's personal must be a list of names, .* given {kind}"):
             FedPer(TASK, STEP, personal=given)
     with pytest.raises(TypeError, match=r"Ditto's inner must be an algorithm, FedAvg.*given a SGD"):
         Ditto(STEP, STEP)
