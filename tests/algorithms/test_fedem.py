@@ -456,7 +456,7 @@ def test_a_start_may_be_a_strategy():
         ({"rate": 0.0}, "FedEM's rate must be above 0 and finite; given 0.0"),
         ({"alpha": -1.0}, "FedEM's alpha must be above 0 and finite; given -1.0"),
         ({"alpha": 0.5, "memory": "off"}, "alpha moves the memories, and memory='off' keeps none"),
-        ({"memory": True}, "FedEM's memory must be 'start' or 'zero' or 'off'; given True"),
+        ({"memory": True}, "FedEM's memory must be 'start', 'zero' or 'off'; given True"),
         ({"batch": 0}, "FedEM's batch must be a whole number of at least 1; given 0"),
         ({"participation": 0.0}, r"share of clients that take part on average, in \(0, 1\].*given 0.0"),
         ({"participation": 1.5}, "given 1.5"),

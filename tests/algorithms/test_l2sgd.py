@@ -173,7 +173,7 @@ def test_a_run_of_local_steps_passes_through_the_minibatches(engine):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"p": 0.0}, r"L2SGD's p must lie in \(0, 1\), both ends excluded; given 0\.0"),
+        ({"p": 0.0}, r"L2SGD's p must lie in \(0, 1\); given 0\.0"),
         ({"p": 1.0}, r"L2SGD's p must lie in \(0, 1\)"),
         ({"p": float("nan")}, r"L2SGD's p must lie in \(0, 1\)"),
         ({"penalty": -0.5}, r"L2SGD's penalty must be 0 or above and finite; given -0\.5"),

@@ -102,20 +102,20 @@ def hints_of(kind: type) -> dict[str, Any]:
     return found
 
 
-def check_setting(owner: str, name: str, value: object, hint: Any) -> None:
+def check_setting(owner: str, name: str, value: object, hint: Any, or_none: str = "") -> None:
     """Check one value against an annotation; see :func:`check_settings`."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         others = [one for one in inner if one is not NoneType]
         if len(others) == 1 and not (value is None and NoneType in inner):
-            check_setting(owner, name, value, others[0])
+            check_setting(owner, name, value, others[0], ", or None" if NoneType in inner else "")
     elif hint is PositiveInt:
         positive_int(owner, **{name: value})
     elif origin is Annotated:
         check_setting(owner, name, value, inner[0])
         for interval in inner[1:]:
             if isinstance(interval, Interval) and value not in interval:  # type: ignore[operator]
-                raise ValueError(f"{owner}'s {name} must {interval}; given {value}.")
+                raise ValueError(f"{owner}'s {name} must {interval}{or_none}; given {value}.")
     elif origin is Literal:
         one_of(owner, name, value, *inner)
     elif origin is Sequence and inner == (str,):
