@@ -30,7 +30,7 @@ from archipel.data import Client, Inputs
 from archipel.engines.setting import Setting
 from archipel.experiments.environment import environment
 from archipel.states.placement import Placement
-from archipel.states.storage import spacious
+from archipel.states.storage import temporary_folder
 
 POPULATIONS = (1_000, 100_000)
 COHORT, EXAMPLES, SHAPE, CLASSES = 1_000, 4, (1, 28, 28), 10
@@ -87,7 +87,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--states", default="disk", choices=["auto", "memory", "disk"])
-    parser.add_argument("--place", default=spacious(), help="the disk of the table and of the checkpoint")
+    parser.add_argument("--place", default=temporary_folder(), help="the disk of the table and of the checkpoint")
     parser.add_argument("--populations", type=int, nargs="+", default=POPULATIONS)
     parser.add_argument("--write", action="store_true", help=f"the figures into {REPORT.name}")
     parser.add_argument("--one", action="store_true", help="measure here, and print JSON")

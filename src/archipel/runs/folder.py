@@ -11,7 +11,7 @@ from typing import Any, Self
 from archipel.core.lock import locked
 from archipel.engines.carrier import Carrier
 from archipel.runs.run import Run
-from archipel.states.checkpoint import Checkpoint
+from archipel.states.checkpoint import Checkpoint, discard_previous
 
 
 class RunFolder:
@@ -25,6 +25,7 @@ class RunFolder:
     def __init__(self, path: Path | None, identity: dict[str, Any]) -> None:
         self.path = path
         self._identity: dict[str, Any] = json.loads(json.dumps(identity))
+        self._anew = True
 
     @classmethod
     @contextmanager
@@ -59,12 +60,17 @@ class RunFolder:
         carrier.states.load(checkpoint.clients)
         run.server = checkpoint.server
         run.history, run.table = checkpoint.facts["history"], checkpoint.facts["table"]
+        self._anew = False
         return checkpoint.round
 
     def save(self, run: Run, carrier: Carrier) -> None:
         """Write a checkpoint."""
-        if self.path is not None:
-            self._save(run, carrier, self.path)
+        if self.path is None:
+            return
+        self._save(run, carrier, self.path)
+        if self._anew:  # the previous checkpoint, if there is one, is of a run that was replaced
+            discard_previous(self.path)
+            self._anew = False
 
     def set_aside(self, run: Run, carrier: Carrier) -> Path | None:
         """Write the state of a run that diverged to the subfolder ``diverged``; checkpoints stay as they are."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, get_args
 
-from archipel.states.storage import Column, Shapes, Store, in_memory, nbytes, on_disk, spacious
+from archipel.states.storage import Column, Shapes, Store, in_memory, nbytes, on_disk, temporary_folder
 
 Placement = Literal["auto", "memory", "disk"]
 log = logging.getLogger("archipel")
@@ -34,7 +34,7 @@ def store_in(where: Placement, folder: Path | None = None) -> Store:
         if where == "auto" and (free is None or 2 * size <= free):
             return in_memory(shapes)
         beside = f"; {free / 1e9:.3g} GB of memory are available" if where == "auto" and free is not None else ""
-        log.info("client states: %.3g GB on disk, in %s%s.", size / 1e9, folder or spacious(), beside)
+        log.info("client states: %.3g GB on disk, in %s%s.", size / 1e9, folder or temporary_folder(), beside)
         return on_disk(folder)(shapes)
 
     return make

@@ -21,7 +21,7 @@ Rows = Tensor | slice
 Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 PIECE = 1 << 24
 """Bytes that are in memory at a time while a column is copied."""
-CANNOT = (EXDEV, EINVAL, ENOSYS, EOPNOTSUPP, EPERM)
+UNSUPPORTED = (EXDEV, EINVAL, ENOSYS, EOPNOTSUPP, EPERM)
 """Errors by which a system says that it doesn't do this here, and not that it failed."""
 
 
@@ -40,7 +40,7 @@ Store = Callable[[Shapes], dict[str, Column]]
 
 
 @dataclass(frozen=True)
-class Resident:
+class MemoryColumn:
     """A column in memory."""
 
     table: Tensor
@@ -52,7 +52,7 @@ class Resident:
         self.table[rows] = values
 
 
-class Opened:
+class OpenFile:
     """An open file, closed when nobody holds it any more.
 
     Args:
@@ -67,7 +67,7 @@ class Opened:
 
 
 @dataclass(frozen=True)
-class Filed:
+class FileColumn:
     """A column in a file. It is read and written by position, not mapped, so that its pages aren't the process's own.
 
     Args:
@@ -77,7 +77,7 @@ class Filed:
         dtype: of the values.
     """
 
-    file: Opened
+    file: OpenFile
     start: int
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -140,7 +140,7 @@ def _runs(rows: Rows) -> Iterator[tuple[int, int]]:
 
 def in_memory(shapes: Shapes) -> dict[str, Column]:
     """Columns in memory."""
-    return {name: Resident(torch.zeros(shape, dtype=dtype)) for name, (shape, dtype) in shapes.items()}
+    return {name: MemoryColumn(torch.zeros(shape, dtype=dtype)) for name, (shape, dtype) in shapes.items()}
 
 
 def on_disk(folder: str | Path | None = None) -> Store:
@@ -154,37 +154,37 @@ def on_disk(folder: str | Path | None = None) -> Store:
     """
 
     def make(shapes: Shapes) -> dict[str, Column]:
-        place = Path(folder or spacious())
+        place = Path(folder or temporary_folder())
         place.mkdir(parents=True, exist_ok=True)
         size = nbytes(shapes)
-        check_room(place, size, "Give fit a folder on a larger disk.")
+        check_space(place, size, "Give fit a folder on a larger disk.")
         with tempfile.TemporaryFile(dir=place, buffering=0) as file:
-            opened = Opened(os.dup(file.fileno()))
+            opened = OpenFile(os.dup(file.fileno()))
         _reserve(opened, size)
-        return dict(laid_out(opened, shapes, 0))
+        return dict(file_columns(opened, shapes, 0))
 
     return make
 
 
-def _reserve(file: Opened, size: int) -> None:
+def _reserve(file: OpenFile, size: int) -> None:
     """Makes the file so long, of zeros, and takes its room on the disk at once where the file system can."""
     if size and hasattr(os, "posix_fallocate"):
         try:
             os.posix_fallocate(file.descriptor, 0, size)
             return
         except OSError as error:
-            if error.errno not in CANNOT:
+            if error.errno not in UNSUPPORTED:
                 raise
     os.ftruncate(file.descriptor, size)
 
 
-def spacious() -> str:
+def temporary_folder() -> str:
     """The folder for temporary files that may be large. ``/tmp`` is in memory on many systems, ``/var/tmp`` isn't."""
     named = os.environ.get("TMPDIR")
     return named if named else "/var/tmp" if os.access("/var/tmp", os.W_OK) else tempfile.gettempdir()
 
 
-def check_room(place: Path, size: int, advice: str) -> None:
+def check_space(place: Path, size: int, advice: str) -> None:
     """Raises an OSError where the disk of this folder hasn't room for so many bytes."""
     free = shutil.disk_usage(place).free
     if size > free:
@@ -198,7 +198,7 @@ def nbytes(shapes: Shapes) -> int:
     return sum(prod(shape) * dtype.itemsize for shape, dtype in shapes.values())
 
 
-def starts(shapes: Shapes) -> dict[str, int]:
+def offsets(shapes: Shapes) -> dict[str, int]:
     """Where columns begin one after another, in bytes; wide numbers first, so that each lies aligned."""
     at, found = 0, {}
     for name, (shape, dtype) in sorted(shapes.items(), key=lambda item: -item[1][1].itemsize):
@@ -207,16 +207,18 @@ def starts(shapes: Shapes) -> dict[str, int]:
     return found
 
 
-def laid_out(file: Opened, shapes: Shapes, start: int) -> dict[str, Filed]:
+def file_columns(file: OpenFile, shapes: Shapes, start: int) -> dict[str, FileColumn]:
     """Columns in a file one after another, the first at ``start``."""
-    return {name: Filed(file, start + at, shapes[name][0][1:], shapes[name][1]) for name, at in starts(shapes).items()}
+    return {
+        name: FileColumn(file, start + at, shapes[name][0][1:], shapes[name][1]) for name, at in offsets(shapes).items()
+    }
 
 
 def copy(source: Column, target: Column, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """Copies a column of this shape, a piece at a time; from file to file inside the kernel, where it can."""
     width = prod(shape[1:]) * dtype.itemsize
     rows, done = shape[0], 0
-    if isinstance(source, Filed) and isinstance(target, Filed):
+    if isinstance(source, FileColumn) and isinstance(target, FileColumn):
         # What was copied may end within a row, which is begun again.
         done = _copied_by_kernel(source, target, rows * width) // max(1, width)
     step = max(1, PIECE // max(1, width))
@@ -225,7 +227,7 @@ def copy(source: Column, target: Column, shape: tuple[int, ...], dtype: torch.dt
         target.write(piece, source.read(piece))
 
 
-def _copied_by_kernel(source: Filed, target: Filed, size: int) -> int:
+def _copied_by_kernel(source: FileColumn, target: FileColumn, size: int) -> int:
     """How many bytes could be copied so; all of them, where the file system knows how."""
     done = 0
     try:
@@ -236,6 +238,6 @@ def _copied_by_kernel(source: Filed, target: Filed, size: int) -> int:
                 break
             done += count
     except OSError as error:
-        if error.errno not in CANNOT:
+        if error.errno not in UNSUPPORTED:
             raise
     return done

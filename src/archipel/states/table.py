@@ -10,11 +10,22 @@ import torch
 from torch import Tensor
 
 from archipel.core.trees import Tree, flatten, unflatten
-from archipel.states.storage import Column, Filed, Resident, Rows, Shapes, Store, consecutive, copy, in_memory, nbytes
+from archipel.states.storage import (
+    Column,
+    FileColumn,
+    MemoryColumn,
+    Rows,
+    Shapes,
+    Store,
+    consecutive,
+    copy,
+    in_memory,
+    nbytes,
+)
 
-__all__ = ["NOTHING", "States", "consecutive", "hollow", "ragged"]
+__all__ = ["EMPTY", "States", "consecutive", "is_empty_dict", "is_per_example"]
 
-NOTHING: tuple[tuple[int, ...], torch.dtype] = ((), torch.float32)
+EMPTY: tuple[tuple[int, ...], torch.dtype] = ((), torch.float32)
 """Shape and type that stand at the name of an empty dict."""
 
 
@@ -71,11 +82,13 @@ class States(Sequence[Tree]):
         own = slice(client, client + 1)
         start = int(self._starts[client])
         examples = slice(start, start + int(self.counts[client]))
-        return self._tree(lambda name, column: column.read(examples) if ragged(name) else column.read(own)[0])
+        return self._tree(lambda name, column: column.read(examples) if is_per_example(name) else column.read(own)[0])
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy of the object, or a pickled one, has its columns in memory: an open file stays with its process.
-        columns = {name: Resident(self.columns[name].read(slice(0, s[0]))) for name, (s, _) in self.whole.items()}
+        columns = {
+            name: MemoryColumn(self.columns[name].read(slice(0, s[0]))) for name, (s, _) in self.column_shapes.items()
+        }
         return self.__dict__ | {"columns": columns, "store": in_memory}
 
     @property
@@ -84,7 +97,7 @@ class States(Sequence[Tree]):
         return not self.columns
 
     @property
-    def whole(self) -> Shapes:
+    def column_shapes(self) -> Shapes:
         """Shapes of the columns."""
         return self._with_rows(len(self), int(self.counts.sum()))
 
@@ -95,7 +108,7 @@ class States(Sequence[Tree]):
 
     def describe(self) -> dict[str, str]:
         """Where they are, for the resolved configuration."""
-        filed = any(isinstance(column, Filed) for column in self.columns.values())
+        filed = any(isinstance(column, FileColumn) for column in self.columns.values())
         return {"states": "on disk"} if filed else {}
 
     def read(self, clients: Tensor) -> Tree:
@@ -116,7 +129,7 @@ class States(Sequence[Tree]):
             )
 
         def stacked(name: str, column: Column) -> Tensor:
-            return self._padded(column.read(self._examples(rows)), rows) if ragged(name) else column.read(rows)
+            return self._padded(column.read(self._examples(rows)), rows) if is_per_example(name) else column.read(rows)
 
         return self._tree(stacked)
 
@@ -136,7 +149,7 @@ class States(Sequence[Tree]):
             raise IndexError(f"There are {len(self)} clients, 0 to {len(self) - 1}; asked for {client}.")
         named = flatten(state)
         for name, values in named.items():
-            if ragged(name) and values.shape[:1] != ((count := int(self.counts[client])),):
+            if is_per_example(name) and values.shape[:1] != ((count := int(self.counts[client])),):
                 raise ValueError(_rows_amiss(name, len(values) if values.dim() else 0, count))
         self._write(slice(client, client + 1), 1, {name: values[None] for name, values in named.items()})
 
@@ -153,11 +166,11 @@ class States(Sequence[Tree]):
                 if flatten(state):
                     self.put(client, state)
             return
-        if any(map(ragged, states.shapes or {})) and not torch.equal(states.counts, self.counts):
+        if any(map(is_per_example, states.shapes or {})) and not torch.equal(states.counts, self.counts):
             raise ValueError("These states are of clients with other numbers of training examples.")
         if states.shapes is not None:
             self._agree(states.shapes)
-            for name, (shape, dtype) in self.whole.items():
+            for name, (shape, dtype) in self.column_shapes.items():
                 copy(states.columns[name], self.columns[name], shape, dtype)
         self.written.copy_(states.written)
 
@@ -166,21 +179,21 @@ class States(Sequence[Tree]):
             return  # steps may run before enrolment, where nobody has a state yet
         shapes: Shapes = {}
         for name, values in named.items():
-            if hollow(name):
-                shapes[name] = NOTHING
+            if is_empty_dict(name):
+                shapes[name] = EMPTY
                 continue
             if not values.dim() or len(values) != number:
                 raise ValueError(
                     f"{_shown(name)} has shape {tuple(values.shape)}; expected is a row for each of {number} clients."
                 )
-            if ragged(name):
+            if is_per_example(name):
                 longest, length = int(self.counts[rows].max()), values.shape[1] if values.dim() > 1 else 0
                 if length < longest:
                     raise ValueError(_rows_amiss(name, length, longest))
-            shapes[name] = (tuple(values.shape[1 + ragged(name) :]), values.dtype)
+            shapes[name] = (tuple(values.shape[1 + is_per_example(name) :]), values.dtype)
         self._agree(shapes)
         for name, column in self.columns.items():
-            if ragged(name):
+            if is_per_example(name):
                 column.write(self._examples(rows), self._flat(named[name], rows))
             else:
                 column.write(rows, named[name])
@@ -190,7 +203,7 @@ class States(Sequence[Tree]):
         if self.shapes is None:
             self.shapes = shapes
             try:
-                self.columns = self.store(self.whole)
+                self.columns = self.store(self.column_shapes)
             except BaseException:
                 self.shapes = None
                 raise
@@ -203,11 +216,11 @@ class States(Sequence[Tree]):
 
     def _with_rows(self, clients: int, examples: int) -> Shapes:
         rows, named = {False: clients, True: examples}, (self.shapes or {}).items()
-        return {n: ((rows[ragged(n)], *shape), dtype) for n, (shape, dtype) in named if not hollow(n)}
+        return {n: ((rows[is_per_example(n)], *shape), dtype) for n, (shape, dtype) in named if not is_empty_dict(n)}
 
     def _tree(self, read: Callable[[str, Column], Tensor]) -> Tree:
         assert self.shapes is not None
-        return unflatten({n: torch.empty(0) if hollow(n) else read(n, self.columns[n]) for n in self.shapes})
+        return unflatten({n: torch.empty(0) if is_empty_dict(n) else read(n, self.columns[n]) for n in self.shapes})
 
     def _rows(self, clients: Tensor) -> Rows:
         if len(clients) and not 0 <= int(clients.min()) <= int(clients.max()) < len(self):
@@ -237,12 +250,12 @@ class States(Sequence[Tree]):
         return padded[torch.arange(padded.shape[1]) < counts[:, None]]
 
 
-def hollow(name: str) -> bool:
+def is_empty_dict(name: str) -> bool:
     """Whether the name stands for an empty dict, which has no values."""
     return name.endswith("/")
 
 
-def ragged(name: str) -> bool:
+def is_per_example(name: str) -> bool:
     """Whether the name is of a leaf that has a row an example."""
     return name.endswith("!")
 

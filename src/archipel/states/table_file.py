@@ -15,8 +15,19 @@ from typing import Any
 
 import torch
 
-from archipel.states.storage import Column, Filed, Opened, Resident, Shapes, check_room, copy, laid_out, nbytes, starts
-from archipel.states.table import NOTHING, States, hollow
+from archipel.states.storage import (
+    Column,
+    FileColumn,
+    MemoryColumn,
+    OpenFile,
+    Shapes,
+    check_space,
+    copy,
+    file_columns,
+    nbytes,
+    offsets,
+)
+from archipel.states.table import EMPTY, States, is_empty_dict
 
 TYPES = {
     "F64": torch.float64,
@@ -37,8 +48,8 @@ TYPES = {
     "BOOL": torch.bool,
 }
 NAMES = {dtype: name for name, dtype in TYPES.items()}
-BELOW = "states/"
-LONGEST = 100_000_000
+PREFIX = "states/"
+LONGEST_HEADER = 100_000_000
 """Bytes of a header, which the format bounds so."""
 
 
@@ -51,15 +62,15 @@ def write_states(states: States, path: Path) -> None:
     """
     m, order = len(states), None if states.shapes is None else list(states.shapes)
     shapes: Shapes = {"counts": ((m,), torch.int64), "written": ((m,), torch.bool)}
-    shapes |= {BELOW + name: shape for name, shape in states.whole.items()}
+    shapes |= {PREFIX + name: shape for name, shape in states.column_shapes.items()}
     header = _header(shapes, {"order": json.dumps(order)})
-    check_room(path.parent, len(header) + nbytes(shapes), "Give fit a folder on a larger disk, or make room there.")
+    check_space(path.parent, len(header) + nbytes(shapes), "Give fit a folder on a larger disk, or make room there.")
     path.write_bytes(header)
-    file = Opened(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+    file = OpenFile(os.open(path, os.O_RDWR | os.O_CLOEXEC))
     os.ftruncate(file.descriptor, len(header) + nbytes(shapes))
-    columns = {BELOW + name: column for name, column in states.columns.items()}
-    columns |= {"counts": Resident(states.counts), "written": Resident(states.written)}
-    for name, target in laid_out(file, shapes, len(header)).items():
+    columns = {PREFIX + name: column for name, column in states.columns.items()}
+    columns |= {"counts": MemoryColumn(states.counts), "written": MemoryColumn(states.written)}
+    for name, target in file_columns(file, shapes, len(header)).items():
         copy(columns[name], target, *shapes[name])
 
 
@@ -70,7 +81,7 @@ def read_states(path: Path) -> States:
         ValueError: the file isn't whole, or no table of client states.
         FileNotFoundError: there is none.
     """
-    file = Opened(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    file = OpenFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
     tensors, start = _read_header(file, path.name)
     order = json.loads(tensors.pop("__metadata__")["order"])
     shapes: Shapes = {name: (tuple(about["shape"]), TYPES[about["dtype"]]) for name, about in tensors.items()}
@@ -80,16 +91,16 @@ def read_states(path: Path) -> States:
         first, last = tensors[name]["data_offsets"]
         if not 0 <= first <= last <= size or last - first != prod(shape) * dtype.itemsize:
             raise ValueError(f"{path.name} ends before {name} does, or has another shape of it.")
-        columns[name] = Filed(file, start + first, shape[1:], dtype)
+        columns[name] = FileColumn(file, start + first, shape[1:], dtype)
     m = max(shapes["written"][0], default=0)
     if m < 1 or shapes.pop("counts") != ((m,), torch.int64) or shapes.pop("written") != ((m,), torch.bool):
         raise ValueError(f"{path.name} doesn't say who its clients are.")
     states = States(columns["counts"].read(slice(0, m)))
     states.written = columns["written"].read(slice(0, m))
     if order is not None:
-        states.shapes = {name: NOTHING if hollow(name) else _row(*shapes[BELOW + name]) for name in order}
-        states.columns = {name: columns[BELOW + name] for name in order if not hollow(name)}
-    if {BELOW + name: shape for name, shape in states.whole.items()} != shapes:
+        states.shapes = {name: EMPTY if is_empty_dict(name) else _row(*shapes[PREFIX + name]) for name in order}
+        states.columns = {name: columns[PREFIX + name] for name in order if not is_empty_dict(name)}
+    if {PREFIX + name: shape for name, shape in states.column_shapes.items()} != shapes:
         raise ValueError(f"{path.name} has tensors that aren't those of {m} clients.")
     return states
 
@@ -98,10 +109,10 @@ def _row(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[tuple[int, ...], t
     return shape[1:], dtype
 
 
-def _read_header(file: Opened, name: str) -> tuple[dict[str, Any], int]:
+def _read_header(file: OpenFile, name: str) -> tuple[dict[str, Any], int]:
     """The header, and where it ends."""
     length = int.from_bytes(os.pread(file.descriptor, 8, 0), "little")
-    text = os.pread(file.descriptor, length, 8) if length <= LONGEST else b""
+    text = os.pread(file.descriptor, length, 8) if length <= LONGEST_HEADER else b""
     if not text or len(text) < length:
         raise ValueError(f"{name} is no safetensors file, or was cut off.")
     header: dict[str, Any] = json.loads(text)
@@ -111,10 +122,10 @@ def _read_header(file: Opened, name: str) -> tuple[dict[str, Any], int]:
 def _header(shapes: Shapes, metadata: dict[str, str]) -> bytes:
     """Its length, and the header, filled up with blanks so that the first tensor lies aligned."""
     tensors: dict[str, Any] = {"__metadata__": metadata}
-    for name, start in starts(shapes).items():
+    for name, start in offsets(shapes).items():
         shape, dtype = shapes[name]
         if dtype not in NAMES:
-            shown = name.removeprefix(BELOW).rstrip("!")
+            shown = name.removeprefix(PREFIX).rstrip("!")
             raise TypeError(
                 f"A client's state holds {dtype} at {shown}, which a checkpoint can't: safetensors knows "
                 f"{', '.join(str(known).removeprefix('torch.') for known in NAMES)}."

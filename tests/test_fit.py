@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -145,87 +144,20 @@ def test_rounds_after_the_last_checkpoint_are_made_and_written_again(uneven, tmp
     assert [line["round"] for line in lines] == [1, 2, 3, 4, 5, 6]
 
 
-@pytest.mark.parametrize("torn", ["writing", "between", "after", "twice"])
-def test_a_checkpoint_torn_at_any_moment_is_recovered(uneven, tmp_path, torn, monkeypatch):
-    algorithm = fedavg(uneven)
-    fit(algorithm, uneven, rounds=4, folder=tmp_path, until=2)
-    place = tmp_path / "checkpoint"
-    if torn == "writing":
-        (tmp_path / "checkpoint.new").mkdir()
-        (tmp_path / "checkpoint.new" / "server.safetensors").write_bytes(b"half of it")
-    else:
-        # the moment between the two renames: the old one is moved away, the new one not yet in place
-        place.rename(tmp_path / "checkpoint.old")
-    if torn == "after":
-        fit(algorithm, uneven, rounds=4, folder=tmp_path, until=3)
-        assert not (tmp_path / "checkpoint.old").exists()
-    if torn == "twice":
-        # and killed at the same place in the next save
-        rename = Path.rename
-
-        def killed(self, target):
-            if self.name == "checkpoint.new":
-                raise SystemExit
-            return rename(self, target)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Path, "rename", killed)
-            with pytest.raises(SystemExit):
-                fit(algorithm, uneven, rounds=4, folder=tmp_path, until=3)
-    assert Checkpoint.load(tmp_path) is not None
-    resumed = fit(algorithm, uneven, rounds=4, folder=tmp_path)
-    assert_same(resumed, fit(algorithm, uneven, rounds=4))
-
-
-def test_a_checkpoint_of_another_format_is_refused(uneven, tmp_path):
-    fit(fedavg(uneven), uneven, rounds=1, folder=tmp_path)
-    path = tmp_path / "checkpoint" / "checkpoint.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 99}))
-    with pytest.raises(ValueError, match="has format 99; this version of archipel reads 2"):
-        Checkpoint.load(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("file", "left"),
-    [
-        ("checkpoint.json", b""),
-        ("checkpoint.json", b'{"format": 2}'),
-        ("checkpoint.json", b"[]"),
-        ("server.safetensors", b""),
-        ("server.safetensors", b"\x20" * 40),
-        ("server.safetensors", None),
-        ("clients.safetensors", b"\x02\0\0\0\0\0\0\0{}"),
-        ("clients.safetensors", b"\x02\0\0\0\0\0\0\0[]"),
-        ("clients.safetensors", b"\x02\0\0\0\0\0\0\0 5"),
-        ("clients.safetensors", b"\xff" * 40),
-        ("clients.safetensors", b""),
-        ("clients.safetensors", None),
-    ],
-)
-def test_a_damaged_checkpoint_is_told_by_its_name(uneven, tmp_path, file, left):
-    fit(fedavg(uneven), uneven, rounds=1, folder=tmp_path)
-    path = tmp_path / "checkpoint" / file
-    path.unlink()
-    if left is not None:
-        path.write_bytes(left)
-    with pytest.raises(ValueError, match=r"checkpoint is damaged: .*remove the folder to start anew"):
-        fit(fedavg(uneven), uneven, rounds=2, folder=tmp_path)
-
-
 @pytest.mark.parametrize("name", ["fedavg", "incremental"])
 def test_states_on_disk_are_those_in_memory(uneven, tmp_path, name):
     algorithm = ALGORITHMS[name](uneven)
     settings = {"rounds": 4, "cohort": HALF}
     here = fit(algorithm, uneven, **settings, setting=Setting(states="memory"))
     there = fit(algorithm, uneven, **settings, setting=Setting(states="disk"), folder=tmp_path, until=2)
-    assert where(there) == {"Filed"}
+    assert where(there) == {"FileColumn"}
     assert (
         json.loads((tmp_path / "checkpoint" / "checkpoint.json").read_text())["facts"]["identity"]["engine"]["states"]
         == "on disk"
     )
     # Where they are has no effect on the numbers: it may change on the way, by the checkpoint and back.
     moved = fit(algorithm, uneven, **settings, setting=Setting(states="memory"), folder=tmp_path, until=3)
-    assert where(moved) == {"Resident"}
+    assert where(moved) == {"MemoryColumn"}
     ended = fit(algorithm, uneven, **settings, setting=Setting(states="disk"), folder=tmp_path)
     assert_same(ended, here)
     assert_same(fit(algorithm, uneven, **settings, setting=Setting(states="disk")), here)
@@ -237,13 +169,13 @@ def where(run):
 
 def test_states_go_to_disk_by_themselves_where_memory_is_short(uneven, monkeypatch, caplog):
     size = fit(fedavg(uneven), uneven, rounds=1).clients.bytes * 4
-    for free, place in ((2 * size, "Resident"), (2 * size - 1, "Filed"), (None, "Resident")):
+    for free, place in ((2 * size, "MemoryColumn"), (2 * size - 1, "FileColumn"), (None, "MemoryColumn")):
         monkeypatch.setattr("archipel.states.placement.available_memory", lambda free=free: free)
         caplog.clear()
         with caplog.at_level("INFO", "archipel"):
             assert where(fit(fedavg(uneven), uneven, rounds=1)) == {place}
         told = [record.getMessage() for record in caplog.records if "client states" in record.getMessage()]
-        assert len(told) == (place == "Filed")
+        assert len(told) == (place == "FileColumn")
         assert all("GB on disk, in " in line and "of memory are available" in line for line in told)
 
 
@@ -251,7 +183,7 @@ def test_a_loaded_run_reads_states_when_it_is_asked(uneven, tmp_path):
     algorithm = fedspm(uneven)
     trained = fit(algorithm, uneven, rounds=2, folder=tmp_path)
     early = Run.read(tmp_path, algorithm)
-    assert where(early) == {"Filed"}
+    assert where(early) == {"FileColumn"}
     assert_same(early, trained)
     # It stays what it was when a later checkpoint takes the place of its own, and can take its place again.
     other = fit(algorithm, uneven, rounds=2, folder=tmp_path, seed=1, resume=False)
@@ -271,7 +203,7 @@ def test_a_run_given_as_a_list_of_states_is_saved(uneven, tmp_path):
 def test_a_run_on_disk_can_be_copied_and_pickled(uneven):
     trained = fit(fedavg(uneven), uneven, rounds=1, setting=Setting(states="disk"))
     for again in (copy.deepcopy(trained), pickle.loads(pickle.dumps(trained))):
-        assert where(again) == {"Resident"}
+        assert where(again) == {"MemoryColumn"}
         assert_same(again, trained)
 
 

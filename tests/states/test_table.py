@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from archipel.core.trees import PerExample, flatten
 from archipel.states import storage as columns
 from archipel.states.placement import available_memory
-from archipel.states.storage import Filed, Opened, Resident, in_memory, on_disk
+from archipel.states.storage import FileColumn, MemoryColumn, OpenFile, in_memory, on_disk
 from archipel.states.table import States
 from archipel.states.table_file import read_states, write_states
 
@@ -34,8 +34,8 @@ def entry(leaf, client, seed):
     """One client's leaf, of a kind ``(shape, dtype, per example)``, or an empty dict."""
     if leaf is None:
         return {}
-    shape, dtype, ragged = leaf
-    if ragged:
+    shape, dtype, is_per_example = leaf
+    if is_per_example:
         return PerExample(values((COUNTS[client], *shape), dtype, seed + client))
     return values(shape, dtype, seed + client)
 
@@ -53,7 +53,7 @@ KINDS = {
     "w": ((2,), torch.float32, True),
     "index": ((), torch.int64, True),
     "own": ((3,), torch.bfloat16, True),
-    "hollow": ((0,), torch.float64, True),
+    "is_empty_dict": ((0,), torch.float64, True),
 }
 STATES = {
     "every kind at once": lambda client, seed: {
@@ -402,7 +402,7 @@ def test_a_table_takes_its_room_on_the_disk_at_once(tmp_path, monkeypatch):
 def test_a_file_that_was_cut_off_is_told(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(bytes(16))
-    column = Filed(Opened(os.open(path, os.O_RDWR)), 0, (2,), torch.float32)
+    column = FileColumn(OpenFile(os.open(path, os.O_RDWR)), 0, (2,), torch.float32)
     assert not column.read(slice(0, 2)).any()
     os.truncate(path, 12)
     with pytest.raises(OSError, match="shorter than it was made"):
@@ -477,7 +477,7 @@ def test_a_header_that_says_something_else_is_told(tmp_path, change):
 def test_a_file_is_read_when_it_is_asked_and_never_written(tmp_path):
     path, trees = saved(tmp_path)
     states = read_states(path)
-    assert all(isinstance(column, Filed) for column in states.columns.values())
+    assert all(isinstance(column, FileColumn) for column in states.columns.values())
     path.rename(tmp_path / "moved")
     (tmp_path / "moved").unlink()
     assert_holds(states, trees)
@@ -530,8 +530,8 @@ def test_tensors_that_are_no_table_are_told(tmp_path, change, message):
 
 def test_a_column_in_memory_and_one_in_a_file_are_alike(tmp_path):
     table = values((6, 2), torch.int64, 0)
-    file = Filed(Opened(os.open(tmp_path / "column", os.O_RDWR | os.O_CREAT)), 16, (2,), torch.int64)
-    resident = Resident(torch.zeros(6, 2, dtype=torch.int64))
+    file = FileColumn(OpenFile(os.open(tmp_path / "column", os.O_RDWR | os.O_CREAT)), 16, (2,), torch.int64)
+    resident = MemoryColumn(torch.zeros(6, 2, dtype=torch.int64))
     for column in (file, resident):
         column.write(slice(0, 6), table)
         column.write(torch.tensor([5, 2, 1]), table[:3])

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_engines import Branching, Ledgers, every_state, perceptron, same_bits
 from torch import nn
 
 from archipel import SGD, Algorithm, Compressing, FedAvg, PerExample, Sample, fit
@@ -26,7 +27,6 @@ from archipel.engines.pool.memory import Memory
 from archipel.engines.setting import Setting
 from archipel.states.storage import on_disk
 from archipel.states.table import States
-from test_clients import Branching, Ledgers, every_state, perceptron, same_bits
 
 LOCAL = SGD(lr=0.1, epochs=1, batch=4, momentum=0.9, keep_momentum=True)
 PARENT = os.getpid()
