@@ -56,7 +56,7 @@ def as_array(values: Values, what: str) -> Array:
             raise
         raise ValueError(f"{what} isn't an array: its rows have different lengths. Give all the same shape.") from error
     if isinstance(array, np.ma.MaskedArray):
-        array = _unmasked(array, what)
+        array = unmasked(array, what)
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:  # long double, which torch hasn't
         array = array.astype(np.float64)
     if not array.dtype.isnative or any(stride < 0 for stride in array.strides):
@@ -64,8 +64,8 @@ def as_array(values: Values, what: str) -> Array:
     return cast(Array, array)
 
 
-def _unmasked(array: Any, what: str) -> Array:
-    """NaN where values are masked: what lies behind the mask is nobody's."""
+def unmasked(array: Any, what: str) -> Array:
+    """Put NaN where values are masked, since what lies behind a mask isn't to be used."""
     if not np.ma.is_masked(array):
         return cast(Array, array.data)
     if array.dtype.kind not in "buif":

@@ -16,6 +16,8 @@ from archipel.data.shifts.transforms import Resizing, resize
 
 # Relative to the mean square; float32 resolves 6e-8 of a value, so what varies less doesn't vary.
 CONSTANT = 1e-14
+# Where the variance is less than this share of the mean square, sums of squares in float64 lose digits of it.
+CANCELS = 1e-6
 # Bytes that are turned into float64 at a time.
 LARGEST = 1 << 20
 
@@ -110,8 +112,12 @@ class Inputs:
             raise ValueError("there are no training examples to learn mean and standard deviation from.")
         scale = 1.0 if columns[0].is_floating_point() else 255.0
         mean, square = torch.stack([sums for _, sums in sent]).sum(0) / count
-        variance = square - mean.square()
-        std = torch.where(variance > CONSTANT * square, variance, scale**2).clamp_min(0).sqrt()
+        variance, least = square - mean.square(), CONSTANT * square
+        if (double := columns[0].dtype == torch.float64) and bool((variance < CANCELS * square).any()):
+            # Once more, about the mean: of second moments about zero, rounding would leave nothing.
+            gaps = [channel_sums(x, kind, mean)[1][1] for x in columns]
+            variance, least = torch.stack(gaps).sum(0) / count, CONSTANT**2 * square
+        std = torch.where(variance > least, variance, scale**2).clamp_min(0).sqrt()
         return cls(
             kind=kind,
             shape=tuple(columns[0].shape[1:]),
@@ -120,7 +126,7 @@ class Inputs:
             std=tuple((std / scale).tolist()),
             features=features,
             resizing=resizing,
-            double=columns[0].dtype == torch.float64,
+            double=double,
         )
 
     def refitted(self, columns: Sequence[Tensor]) -> Self:
@@ -261,12 +267,13 @@ class Inputs:
         return f"one example ({inner}{',' * (len(shape) == 1)}) or a batch (n, {inner})"
 
 
-def channel_sums(x: Tensor, kind: Kind) -> tuple[int, Tensor]:
+def channel_sums(x: Tensor, kind: Kind, origin: Tensor | None = None) -> tuple[int, Tensor]:
     """Count a client's values in a channel, and sum them and their squares in float64.
 
     Args:
         x: (n, *shape) raw.
         kind: "image", "table" or "series".
+        origin: (channels,) is subtracted from values before they are summed, and missing values don't count.
 
     Returns:
         The number of values a channel, and a (2, channels) tensor of their sum and their sum of squares.
@@ -281,6 +288,9 @@ def channel_sums(x: Tensor, kind: Kind) -> tuple[int, Tensor]:
     # NumPy's temporary arrays: torch's are aligned, and for thousands of clients leave glibc's heap in pieces.
     for part in in_chunks(x.numpy(), LARGEST):
         values = part.astype(np.float64)
+        if origin is not None:
+            shape = [-1 if dim == axis % x.ndim else 1 for dim in range(x.ndim)]
+            values = np.nan_to_num(values - origin.numpy().reshape(shape))
         sums += np.stack([values.sum(axis=others), np.square(values, out=values).sum(axis=others)])
     return math.prod(x.shape[dim] for dim in others), torch.from_numpy(sums)
 

@@ -31,7 +31,7 @@ from archipel.data.federation import Federation
 from archipel.em.factor_estimator import FederatedFactorModel
 from archipel.em.fitting import Convergence
 from archipel.em.mixture_estimators import Assigns, FederatedMixture, responsibilities
-from archipel.em.validation import whole
+from archipel.em.validation import plain, whole
 from archipel.families.discrete import BernoulliMixture, CategoricalMixture, PoissonMixture
 from archipel.families.gaussian import GaussianMixture, Kind
 from archipel.families.regression import RegressionMixture
@@ -231,7 +231,7 @@ class FederatedRegressionMixture(FederatedMixture):
     def predict(self, X: Any, *, client: str | int | None = None) -> NDArray[np.float64]:
         """Predict E[y | x] = Σ_k π_k (b_k + β_kᵀx), ``(n,)``, like scikit-learn's regressors."""
         check_is_fitted(self)
-        x = validate_data(self, X, reset=False, dtype=np.float64)
+        x = validate_data(self, plain(X, "X"), reset=False, dtype=np.float64)
         weights = self._theta_of(client)["weight"].numpy()
         found: NDArray[np.float64] = (self.intercepts_ + x @ self.coefs_.T) @ weights
         return found

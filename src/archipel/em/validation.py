@@ -13,6 +13,7 @@ from sklearn.utils.validation import check_array, validate_data
 from torch import Tensor
 
 from archipel.core.trees import Tree
+from archipel.data.arrays import unmasked
 from archipel.data.client import Client
 from archipel.data.federation import Federation
 from archipel.data.inputs import Inputs
@@ -78,7 +79,12 @@ def read(estimator: BaseEstimator, X: Any, *, reset: bool, missing: bool) -> Tab
     for name, part in by_client(X).items():
         try:
             table = validate_data(
-                estimator, part, reset=reset and not tables, dtype=np.float64, ensure_all_finite=False, order="C"
+                estimator,
+                plain(part, name),
+                reset=reset and not tables,
+                dtype=np.float64,
+                ensure_all_finite=False,
+                order="C",
             )
         except ValueError as error:
             raise error if name == ONE else ValueError(f"{name}: {error}") from error
@@ -108,7 +114,7 @@ def read_targets(y: Any, tables: Tables) -> Tables:
         raise ValueError(f"There are {len(tables)} clients in X; y must have the targets of the same, in their order.")
     read = {}
     for name, table in tables.items():
-        values = check_array(parts[name], ensure_2d=False, dtype=np.float64, input_name="y")
+        values = check_array(plain(parts[name], name), ensure_2d=False, dtype=np.float64, input_name="y")
         if values.shape not in ((len(table),), (len(table), 1)):
             raise ValueError(f"{name}: X has {len(table)} examples, and y the shape {values.shape}; give one y each.")
         read[name] = values.reshape(-1)
@@ -143,6 +149,11 @@ def check_domain(family: Family, name: str, batch: Tree) -> None:
 def whole(value: Any) -> Any:
     """NumPy's whole numbers as Python's; anything else as it is, for a check to complain of."""
     return int(value) if isinstance(value, np.integer) else value
+
+
+def plain(part: Any, name: str) -> Any:
+    """NaN where values are masked; scikit-learn would read what lies behind the mask."""
+    return unmasked(part, name) if isinstance(part, np.ma.MaskedArray) else part
 
 
 def _axes(part: object) -> int:
