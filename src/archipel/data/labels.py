@@ -68,8 +68,10 @@ def read_labels(
 
 def _plain(y: Values, what: str) -> Array:
     """Text as str, also where it came as bytes; numbers as they are, of any size."""
-    if np.ma.is_masked(y):
-        raise ValueError(f"{what} is masked in {int(np.ma.getmaskarray(y).sum())} entries. Leave those examples out.")
+    given: Any = y
+    if np.ma.is_masked(given):
+        gone = int(np.ma.getmaskarray(given).sum())
+        raise ValueError(f"{what} is masked in {gone} entries. Leave those examples out.")
     array = as_array(y, what)
     if array.dtype.kind == "S" or (array.dtype.kind == "O" and _all(array, str | bytes)):
         try:
