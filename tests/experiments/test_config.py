@@ -91,7 +91,10 @@ def test_switching_to_arrays_drops_the_partition(tmp_path) -> None:
             "data={source: digits, partition: {name: iid}, components: 3}",
             ["data: components is 3", "names a component"],
         ),
-        ("data={source: digits, partition: {name: iid}, view: oracle}", ["data: an oracle is for dual"]),
+        (
+            "data={source: digits, partition: {name: iid}, view: oracle}",
+            ["data: view=oracle can't be combined with the partition iid"],
+        ),
         ("data={source: diabetes, partition: {name: shards, per_client: 2}}", ["data: diabetes is a regression"]),
         ("data={source: iris, partition: {name: iid}, size: 8}", ["data: size is 8", "no pixels"]),
         ("data.source=iris", ["data: iris is a table", "data.partition"]),
@@ -289,7 +292,7 @@ def test_the_oracle_knows_true_labels_and_sees_its_share() -> None:
 
 
 def test_no_oracle_of_a_partition() -> None:
-    with pytest.raises(ValueError, match="not for the partition pathological"):
+    with pytest.raises(ValueError, match="can't be combined with the partition pathological"):
         oracle_of(read_config("digits-fedavg", ["data.partition={name: pathological, classes: 2}"]))
 
 

@@ -15,9 +15,27 @@ Settings = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings, such as algorithm.local.lr=0.05.")
 ]
 Folder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
+Imports = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--import",
+        metavar="MODULE",
+        help="Import a module of your own that the configuration names; the current folder is searched too.",
+        show_default=False,
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of tables.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Delete the run that is in the folder and start again.")]
 DataDir = Annotated[
     Path | None,
     typer.Option("--data-dir", help="The folder that holds the files; default: $ARCHIPEL_DATA.", show_default=False),
 ]
+
+
+def import_all(modules: list[str] | None) -> None:
+    """Import the modules that --import names."""
+    if modules:
+        from archipel.experiments.own_code import import_own
+
+        for module in modules:
+            import_own(module)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from archipel.cli.console import echo, out, say, tell
-from archipel.cli.options import AsJson, Folder, Fresh, Settings, What
+from archipel.cli.options import AsJson, Folder, Fresh, Imports, Settings, What, import_all
 
 
 def run(
@@ -20,14 +20,17 @@ def run(
         typer.Option("--out", help="The folder of the run; default: runs/NAME-seedSEED.", show_default=False),
     ] = None,
     fresh: Fresh = False,
+    imports: Imports = None,
 ) -> None:
     """Train a federation, or resume a run that was stopped."""
     from archipel.algorithm import Routes
+    from archipel.experiments.own_code import own_modules
     from archipel.experiments.reading import read_config
     from archipel.experiments.running import train
     from archipel.reports.catalogue import draw
     from archipel.reports.run_tables import clients_table, metrics_table
 
+    import_all(imports)
     config = read_config(what, settings or [])
     folder = out_dir or Path("runs") / f"{config.name}-seed{config.seed}"
     outcome = train(config, folder, fresh=fresh)
@@ -35,9 +38,10 @@ def run(
         tell(f"{folder} is complete: this is its result. --fresh trains it again.")
     draw(config, outcome.run, folder)
     out.print(metrics_table(outcome.run.metrics), clients_table(outcome.run.table))
-    say(f"Figures:           {folder / 'figures'}", f"Evaluate it again: archipel evaluate {folder}")
+    allowed = "".join(f" --import {module}" for module in own_modules(config.model_dump()))
+    say(f"Figures:           {folder / 'figures'}", f"Evaluate it again: archipel evaluate {folder}{allowed}")
     if isinstance(outcome.run.algorithm, Routes):
-        say(f"Route queries:     archipel route {folder} FILE")
+        say(f"Route queries:     archipel route {folder} FILE{allowed}")
 
 
 def list_() -> None:
@@ -47,18 +51,20 @@ def list_() -> None:
     out.print(catalogue())
 
 
-def show(what: What, settings: Settings = None) -> None:
+def show(what: What, settings: Settings = None, imports: Imports = None) -> None:
     """Print the configuration of a run with every default, as a file to start from."""
     from archipel.experiments.reading import read_config, to_yaml
 
+    import_all(imports)
     echo(to_yaml(read_config(what, settings or [])), nl=False)
 
 
-def evaluate(folder: Folder, as_json: AsJson = False) -> None:
+def evaluate(folder: Folder, as_json: AsJson = False, imports: Imports = None) -> None:
     """Evaluate the last model of a run again, on the run's data."""
     from archipel.experiments.running import reevaluate
     from archipel.reports.run_tables import clients_table, metrics_table
 
+    import_all(imports)
     found, evaluation = reevaluate(folder)
     recorded = found.metrics
     if as_json:
@@ -86,6 +92,7 @@ def route(
         str | None,
         typer.Option(help="The client whose personal model answers; default: the one that a query is routed to."),
     ] = None,
+    imports: Imports = None,
 ) -> None:
     """Find the client that each query most likely comes from, and answer the query."""
     from archipel.algorithm import Routes
@@ -93,6 +100,7 @@ def route(
     from archipel.experiments.queries import read_queries
     from archipel.reports.run_tables import answers_as_json, answers_table
 
+    import_all(imports)
     federation = load(folder)
     routes = isinstance(federation.algorithm, Routes)
     if not routes and client is None:

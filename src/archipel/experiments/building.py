@@ -1,4 +1,4 @@
-"""The objects that a configuration describes."""
+"""Federations and algorithms built from configurations."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from archipel.data.shifts.shift import Shift
 from archipel.data.sources.catalogue import load_source
 from archipel.data.sources.source import Source
 from archipel.experiments.config import RunConfig, algorithm_from
+from archipel.experiments.data_sections import DividedData, NaturalData, OwnData, PartitionSection
 from archipel.experiments.oracle import pool
-from archipel.experiments.sections import Arrays, Divided, Natural, PartitionSection
 
 
 def build(config: RunConfig) -> tuple[Algorithm, Federation]:
-    """A run's algorithm and federation.
+    """Build the algorithm and the federation of a run.
 
     Raises:
-        ValueError: settings that don't fit together or the data.
-        FileNotFoundError: data that aren't there.
+        ValueError: the settings don't fit each other or the data.
+        FileNotFoundError: the data are missing.
     """
     federation = federation_from(config)
     return algorithm_from(config, federation), federation
 
 
 def federation_from(config: RunConfig) -> Federation:
-    """A run's federation alone."""
+    """Build the federation of a run."""
     data = config.data
     seed = config.seed if data.seed is None else data.seed
-    if isinstance(data, Arrays):
+    if isinstance(data, OwnData):
         return _from_folder(data, seed)
-    if isinstance(data, Natural):
+    if isinstance(data, NaturalData):
         return natural(
             partial(load_source, data.source, data.data_dir, **data.options),
             test=data.test,
@@ -69,7 +69,7 @@ def federation_from(config: RunConfig) -> Federation:
     return pool(made) if data.view == "oracle" else made
 
 
-def _by_partition(source: Source, data: Divided, chosen: PartitionSection, seed: int) -> Federation:
+def _by_partition(source: Source, data: DividedData, chosen: PartitionSection, seed: int) -> Federation:
     least = 1 + (data.test > 0) + (data.validation > 0)
     coarse = None if source.superclass is None else source.superclass[source.y].numpy()
     options = {"minimum": least} | chosen.options
@@ -86,7 +86,7 @@ def _by_partition(source: Source, data: Divided, chosen: PartitionSection, seed:
     return latent_components(made, data.components, data.alpha_intra, seed=seed) if data.within else made
 
 
-def _shifted(federation: Federation, data: Divided, seed: int) -> Federation:
+def _shifted(federation: Federation, data: DividedData, seed: int) -> Federation:
     if not data.shifts:
         return federation
 
@@ -102,7 +102,7 @@ def _shifted(federation: Federation, data: Divided, seed: int) -> Federation:
     return compose(federation, components=inner, clients=[of(i, None) for i in m], seed=seed)
 
 
-def _from_folder(data: Arrays, seed: int) -> Federation:
+def _from_folder(data: OwnData, seed: int) -> Federation:
     folder = Path(data.data_dir)
     files = client_files_in(folder)
     read = [read_examples(file, "y") for file in files.values()]

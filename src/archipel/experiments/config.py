@@ -1,41 +1,67 @@
-"""What a run is made of, as a YAML file says it: every setting with its type, range and default."""
+"""The configuration of a run: every setting with its type, range and default, as in a YAML file."""
 
 from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias, get_type_hints
 
-from pydantic import Field, field_validator
+from pydantic import Field, create_model, field_validator, model_validator
 
 from archipel.algorithm import Algorithm
-from archipel.engines.setting import Setting
+from archipel.engines.setting import EngineName, Setting
+from archipel.experiments.data_sections import DividedData, NaturalData, OwnData
 from archipel.experiments.methods import AnyMethod
-from archipel.experiments.sections import Arrays, CohortSection, Divided, EncoderSection, Natural, Positive, Section
+from archipel.experiments.network_sections import EncoderSection
+from archipel.experiments.sections import CohortSection, Positive, Section
 from archipel.learning.tasks import Described, classification, regression
 
+SETTING = tuple(field.name for field in fields(Setting))
+"""The keys that say how a run is carried out."""
 
-class RunConfig(Section):
-    """One run. See :func:`archipel.fit` for what stands at the top.
+
+def _setting_keys() -> dict[str, Any]:
+    """Return the fields of Setting as pydantic takes them; an engine is a name here, and no function."""
+    hints = get_type_hints(Setting) | {"engine": EngineName}
+    return {field.name: (hints[field.name], field.default) for field in fields(Setting)}
+
+
+if TYPE_CHECKING:
+    _SettingKeys: TypeAlias = Section
+else:
+    _SettingKeys = create_model("_SettingKeys", __base__=Section, **_setting_keys())
+
+
+class RunConfig(_SettingKeys):
+    """The configuration of one run.
+
+    The keys of :class:`archipel.engines.setting.Setting` stand beside these, as in ``engine: threads``.
+
+    Args:
+        name: of the run's folder.
+        seed: of everything random.
+        rounds: their number.
+        evaluate_every: rounds between evaluations; ``None``: only after the last round.
+        checkpoint_every: rounds between checkpoints.
+        data: what the clients hold.
+        cohort: which clients take part in a round.
+        groups: for methods of three tiers, the clients of each edge, by name or number.
+        encoder: the network from inputs to features.
+        algorithm: the method.
 
     >>> config = RunConfig.model_validate({"rounds": 5, "data": {"source": "digits"}, "algorithm": {"name": "fedavg"}})
     >>> config.algorithm.local.lr
     0.01
+    >>> config.setting.engine
+    'auto'
     """
 
     name: str = "run"
     seed: Annotated[int, Field(ge=0)] = 0
     rounds: Positive
     evaluate_every: Positive | None = 10
-    engine: Literal["auto", "loop", "threads", "batched", "processes", "wire"] = "auto"
-    workers: Positive | None = None
-    device: str = "cpu"
-    precision: Literal["float32", "bfloat16"] = "float32"
-    memory_format: Literal["channels_last", "contiguous"] = "channels_last"
-    compile: Literal["default", "reduce-overhead"] | None = None
-    states: Literal["auto", "memory", "disk"] = "auto"
     checkpoint_every: Positive = 10
-    data: Annotated[Divided | Natural | Arrays, Field(discriminator="source")]
+    data: Annotated[DividedData | NaturalData | OwnData, Field(discriminator="source")]
     cohort: CohortSection = Field(default_factory=CohortSection)
     groups: list[list[int | str]] | None = None
     encoder: EncoderSection = Field(default_factory=EncoderSection)
@@ -44,22 +70,27 @@ class RunConfig(Section):
     @property
     def setting(self) -> Setting:
         """How the run is carried out."""
-        return Setting(**{field.name: getattr(self, field.name) for field in fields(Setting)})
+        return Setting(**{name: getattr(self, name) for name in SETTING})
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self.setting  # noqa: B018 (checks its values)
+        return self
 
     @field_validator("name")
     @classmethod
     def _one_folder(cls, name: str) -> str:
         if not name or Path(name).name != name:
-            raise ValueError(f"names the run's folder, so it is a word without slashes; given {name!r}.")
+            raise ValueError(f"names the folder of the run, so it is a word without slashes; given {name!r}.")
         return name
 
 
 def algorithm_from(config: RunConfig, facts: Described) -> Algorithm:
-    """The configured algorithm, for a federation or for what a run's folder knows of it.
+    """Build the configured algorithm, for a federation or for the facts about it in the folder of a run.
 
     Args:
         config: of the run.
-        facts: a :class:`archipel.Federation` or :class:`archipel.runs.facts.Facts`.
+        facts: a :class:`archipel.Federation`, or the :class:`archipel.runs.facts.Facts` of a run.
     """
     make = regression if facts.classes is None else classification
     return config.algorithm.build(make(config.encoder.build(facts), facts), facts)

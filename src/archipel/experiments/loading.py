@@ -7,7 +7,8 @@ from pathlib import Path
 from archipel.algorithm import Algorithm
 from archipel.core.trees import flatten
 from archipel.experiments.config import RunConfig, algorithm_from
-from archipel.experiments.reading import read_yaml, validate
+from archipel.experiments.reading import validate
+from archipel.experiments.yaml_text import read_yaml
 from archipel.learning.contents import find_all
 from archipel.learning.networks import Network
 from archipel.runs.facts import Facts

@@ -1,7 +1,7 @@
-"""The oracle: one model trained on everybody's data by someone who knows client and component.
+"""The oracle: one model trained on all data, with the true client and component of each example known.
 
-It sees the images as they are, but every label before its permutation, so that what keeps a federation apart is gone.
-No method that learns without this knowledge can be expected to do better with the same network.
+It sees the images as they are, and each label before its permutation, so the clients no longer contradict one another.
+No method without this knowledge can be expected to do better with the same network.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from archipel.data.client import Client
 from archipel.data.dual_heterogeneity import oracle_view
 from archipel.data.federation import Federation
 from archipel.experiments.config import RunConfig
+from archipel.experiments.data_sections import DividedData
 from archipel.experiments.methods import SECTIONS, Local
-from archipel.experiments.sections import Divided
 
 
 def pool(federation: Federation) -> Federation:
-    """One client that holds everybody's examples, with the labels before permutation.
+    """Return one client that holds all examples, with their labels before permutation.
 
     Raises:
-        ValueError: the federation's truth isn't known.
+        ValueError: the federation doesn't hold the truth about its data.
 
     >>> from archipel.data.sources.scikit import digits
     >>> from archipel.data.dual_heterogeneity import dual_heterogeneity
@@ -31,24 +31,24 @@ def pool(federation: Federation) -> Federation:
 
 
 def oracle_of(config: RunConfig, share: float = 1.0, lr: float | None = None) -> RunConfig:
-    """The oracle for a run: plain SGD on the pooled data, with the run's encoder and rounds.
+    """Return the configuration of the oracle for a run: SGD on the pooled data, with the encoder and rounds of the run.
 
     Args:
-        config: of a run under dual heterogeneity that everybody takes part in.
-        share: examples it sees, as a fraction of what all clients see in training together. A model that isn't
-            averaged needs far fewer steps; only their number in a row counts, and it works on one thread.
-        lr: its learning rate; ``None``: the run's.
+        config: of a run under dual heterogeneity in which all clients take part in every round.
+        share: the number of examples that the oracle sees, as a fraction of those that all clients see together. A
+            model that is not averaged needs far fewer steps, and one model can't be trained by several threads.
+        lr: its learning rate; ``None``: that of the run.
 
     Raises:
-        ValueError: the run's truth isn't known, or it counts epochs, of which an oracle of full share takes as many.
+        ValueError: the truth about the data isn't known, or the run counts epochs instead of steps.
     """
-    if not isinstance(config.data, Divided):
-        raise ValueError(f"an oracle needs the truth about the data, which {config.data.source!r} doesn't hold.")
+    if not isinstance(config.data, DividedData):
+        raise ValueError(f"an oracle needs the truth about the data, which {config.data.source!r} doesn't have.")
     if config.data.partition is not None:
-        raise ValueError(f"an oracle is for dual heterogeneity, not for the partition {config.data.partition.name}.")
+        raise ValueError(f"an oracle can't be combined with the partition {config.data.partition.name}.")
     given: Local | None = getattr(config.algorithm, "local", None)
     if given is None or given.steps is None:
-        raise ValueError("an oracle's budget is counted in steps: give algorithm.local.steps instead of epochs.")
+        raise ValueError("an oracle's length is counted in steps: set algorithm.local.steps instead of epochs.")
     steps = max(1, round(share * config.data.clients * given.steps))
     local = Local.model_validate(given.model_dump() | {"steps": steps, "lr": given.lr if lr is None else lr})
     return config.model_copy(

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from archipel.data.federation import Federation
 from archipel.experiments.building import federation_from
-from archipel.experiments.config import RunConfig, algorithm_from
+from archipel.experiments.config import SETTING, RunConfig, algorithm_from
 from archipel.experiments.environment import write_environment
 from archipel.experiments.loading import CONFIG, checkpoint_of, config_of, load
 from archipel.experiments.reading import to_yaml
@@ -22,19 +22,7 @@ from archipel.states.checkpoint import Checkpoint
 
 # Settings that change how a run is carried out or shown, and nothing in what it learns. Where the data lie belongs to
 # them: whether they are the same is decided by the federation's fingerprint.
-WITHOUT_EFFECT = {
-    "name",
-    "engine",
-    "workers",
-    "device",
-    "precision",
-    "memory_format",
-    "compile",
-    "states",
-    "evaluate_every",
-    "checkpoint_every",
-    "data.data_dir",
-}
+WITHOUT_EFFECT = {"name", "evaluate_every", "checkpoint_every", "data.data_dir", *SETTING}
 OURS = (CONFIG, "metrics.jsonl", "environment.json", "checkpoint", "checkpoint.new", "checkpoint.old", "figures")
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from archipel.experiments.reading import nearest
+from archipel.experiments.explain import nearest
 
 STEPS, BATCH = 5, 32
 """Local steps a round, and examples a step."""

@@ -16,7 +16,6 @@ from typing import Any
 
 from archipel.algorithm import DivergenceError
 from archipel.data.federation import Federation
-from archipel.engines.setting import Setting
 from archipel.experiments.building import federation_from
 from archipel.experiments.config import RunConfig, algorithm_from
 from archipel.experiments.grids.grid import Cell, run_grid
@@ -140,7 +139,7 @@ def trained(config: Settings, choosing: bool) -> Run:
     federation = federation_of(json.dumps(same, sort_keys=True))
     algorithm = algorithm_from(run, federation)
     shown = for_choosing(federation) if choosing else federation
-    return fit(algorithm, shown, rounds=run.rounds, seed=run.seed, setting=Setting(engine=run.engine, workers=1))
+    return fit(algorithm, shown, rounds=run.rounds, seed=run.seed, setting=replace(run.setting, workers=1))
 
 
 def trial(folder: Path, config: Settings) -> dict[str, Any]:

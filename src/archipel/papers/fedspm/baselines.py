@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from archipel.experiments.config import RunConfig
+from archipel.experiments.explain import nearest
 from archipel.experiments.methods import SECTIONS, Local
-from archipel.experiments.reading import nearest, validate
-from archipel.experiments.sections import RouterSection
+from archipel.experiments.network_sections import RouterSection
+from archipel.experiments.reading import validate
 
 
 @dataclass(frozen=True)
