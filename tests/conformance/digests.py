@@ -32,7 +32,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     uneven = Federation.from_arrays(random_tables((13, 17, 36, 24)), test=0.3)
     for name, row in ROWS.items():
-        for engine in ("loop", "batched", "wire"):
+        for engine in ("loop", "batched"):
             for cohort in (None, Sample(count=2)):
                 run = fit(
                     row.make(uneven), uneven, groups=row.groups, rounds=3, setting=Setting(engine=engine), cohort=cohort
