@@ -21,6 +21,7 @@ from archipel import (
     regression,
 )
 from archipel.core import keys
+from archipel.core.examples import Examples
 from archipel.learning.contents import find_modules
 from archipel.learning.networks import Copies, linear_init
 
@@ -289,3 +290,62 @@ def test_modules_are_found_wherever_a_dataclass_holds_them(uneven):
     task = classification(nn.Sequential(nn.Linear(3, 4), nn.Dropout()), uneven)
     found = {type(module) for module in find_modules([FedAvg(task, SGD(steps=1)), "not a module"])}
     assert found == {nn.Sequential, nn.Linear, nn.Dropout}
+
+
+def _frozen(initial="keyed", norm=False):
+    """An encoder whose first layer is frozen."""
+    layers = [nn.Linear(3, 4), *([nn.BatchNorm1d(4)] if norm else []), nn.Tanh(), nn.Linear(4, 2)]
+    module = nn.Sequential(*layers)
+    module[0].requires_grad_(False)
+    return Network(module, initial=initial)
+
+
+@pytest.mark.parametrize("initial", ["keyed", "given"])
+def test_frozen_parameters_are_constants_of_the_network(initial):
+    network = _frozen(initial)
+    params, buffers = network.init(keys.key(0))
+    assert list(params) == ["2"]  # the last layer alone
+    x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    first = network.module[0]
+    expected = F.linear(torch.tanh(F.linear(x, first.weight, first.bias)), params["2"]["weight"], params["2"]["bias"])
+    torch.testing.assert_close(network(params, buffers, x)[0], expected)
+    with keys.torch_generator(keys.key(1)):
+        other, _ = copy.deepcopy(network).init(keys.key(0))
+    assert torch.equal(other["2"]["weight"], params["2"]["weight"])
+
+
+def test_a_frozen_layer_needs_no_way_to_draw_its_weights():
+    module = nn.Sequential(Bare(), nn.Linear(3, 2))
+    with pytest.raises(ValueError, match="no reset_parameters"):
+        Network(module)
+    module[0].requires_grad_(False)
+    assert list(Network(module).init(keys.key(0))[0]) == ["1"]
+
+
+def test_statistics_of_a_frozen_batch_norm_still_move():
+    """As in torch, where requires_grad concerns the parameters alone."""
+    network = _frozen(norm=True)
+    network.module[1].requires_grad_(False)
+    params, buffers = network.init(keys.key(0))
+    assert list(params) == ["3"]
+    x = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    _, after = network(params, buffers, x, train=True)
+    reference = copy.deepcopy(network.module).train()
+    reference(x)
+    torch.testing.assert_close(after["1"]["running_mean"], reference[1].running_mean)
+
+
+def test_a_network_without_anything_to_train_is_run_as_it_is():
+    module = nn.Sequential(nn.Linear(3, 4), nn.Tanh()).requires_grad_(False)
+    params, buffers = Network(module).init(keys.key(0))
+    assert (params, buffers) == ({}, {})
+    x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(Network(module)(params, buffers, x)[0], module(x))
+    solver = SGD(lr=0.1, steps=3, batch=None, momentum=0.9, clip=1.0, tolerance=0.0, weight_decay=0.1)
+
+    def loss(params, batch):
+        return Network(module)(params, {}, batch["x"])[0].square().sum(1), {}
+
+    end = solver.minimise(loss, {}, Examples.of({"x": x}), keys.key(0), solver.rate(0, 1))
+    assert end.params == {}
+    torch.testing.assert_close(end.loss, module(x).square().sum(1).mean())

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from archipel import SGD, Algorithm, FedAvg, Federation, FedSPM, Network, Run, classification, fit, regression
+from archipel import SGD, Algorithm, FedAvg, Federation, FedSPM, Network, Run, classification, fit, load, regression
 from archipel.core.trees import flatten
 from archipel.engines.setting import Setting
 from archipel.runs.answers import vote
@@ -249,3 +249,20 @@ def test_facts_of_another_format_are_refused(uneven):
     for other in (facts | {"format": 0}, {name: value for name, value in facts.items() if name != "format"}):
         with pytest.raises(ValueError, match=r"format (0|None); this version of archipel reads format 1"):
             Facts.from_json(other)
+
+
+def test_a_run_is_read_with_the_frozen_parameters_it_was_trained_with(uneven, tmp_path):
+    def algorithm(value):
+        encoder = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4))
+        encoder[0].weight.data.fill_(value)
+        encoder[0].requires_grad_(False)
+        encoder[0].bias.data.zero_()
+        return FedAvg(classification(encoder, uneven), SGD(lr=0.2, steps=5))
+
+    run = fit(algorithm(0.5), uneven, rounds=2, folder=tmp_path)
+    again = load(tmp_path, algorithm(0.5))
+    assert torch.equal(again.predict(QUERIES).values, run.predict(QUERIES).values)
+    with pytest.raises(ValueError, match=r"other frozen parameters \(requires_grad=False\)"):
+        load(tmp_path, algorithm(0.25))
+    with pytest.raises(ValueError, match="another rounds and algorithm"):
+        fit(algorithm(0.25), uneven, rounds=3, folder=tmp_path)

@@ -97,7 +97,9 @@ class VmapLevel:
         return numbers if numbers.dim() == 0 else numbers.reshape(-1, *[1] * (stacked.dim() - 1))
 
     def norm(self, tensors: list[Tensor]) -> Tensor:
-        """Return each client's Euclidean norm of all the stacked tensors together."""
+        """Return each client's Euclidean norm of all the stacked tensors together; of no tensors it is 0."""
+        if not tensors:
+            return torch.zeros(() if self.size is None else self.size)
         if self.size is None:
             return torch.stack(foreach_norm(tensors)).square().sum().sqrt()
         squares = [t.reshape(self.size, -1).square().sum(1) for t in tensors]

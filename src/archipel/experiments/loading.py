@@ -68,6 +68,8 @@ def _check_networks(run: Run, place: Path) -> None:
     saved = [(path, tensor.shape) for state in states for path, tensor in flatten(state).items()]
     for network in find_all(run.algorithm, Network):
         for name, parameter in network.module.named_parameters():
+            if not parameter.requires_grad:  # a constant of the network, in no state
+                continue
             below = "/" + name.replace(".", "/")
             shapes = [shape for path, shape in saved if f"/{path}".endswith(below)]
             if not any(shape[-parameter.dim() or len(shape) :] == parameter.shape for shape in shapes):

@@ -28,13 +28,14 @@ class Network:
     """A module ``(n, *shape) → (n, features)`` as a function of parameters and raw inputs.
 
     The network normalises its inputs, so that training, evaluation and serving can't differ. Parameters are trees with
-    the module's own names, nested at the dots.
+    the module's own names, nested at the dots. Parameters with ``requires_grad=False`` are constants of the network:
+    they keep the values that the module has, and are in no tree, so that no method moves, averages or sends them.
 
     Args:
         module: any ``torch.nn.Module``.
         inputs: how raw inputs are normalised; ``None``: not at all.
         initial: ``"keyed"`` draws new weights from the run's key with every submodule's ``reset_parameters``;
-            ``"given"`` starts from the module's weights (pretrained weights, say).
+            ``"given"`` starts from the module's weights (pretrained weights, say). Frozen weights are never drawn.
 
     Raises:
         ValueError: with ``initial="keyed"``, a submodule has parameters of its own and no ``reset_parameters``.
@@ -57,7 +58,8 @@ class Network:
             raise ValueError(f"Network's initial must be 'keyed' or 'given'; given {self.initial!r}.")
         if self.initial == "keyed":
             for name, module in self.module.named_modules():
-                if any(True for _ in module.parameters(recurse=False)) and not hasattr(module, "reset_parameters"):
+                own = any(p.requires_grad for p in module.parameters(recurse=False))
+                if own and not hasattr(module, "reset_parameters"):
                     raise ValueError(
                         f"The submodule {name or 'at the root'} ({type(module).__name__}) has parameters of its own "
                         "but no reset_parameters(), so its weights can't be drawn from the run's seed. Define that "
@@ -72,7 +74,7 @@ class Network:
                 for part in reversed(list(module.modules())):  # a module after its submodules
                     if callable(reset := getattr(part, "reset_parameters", None)):
                         reset()
-        params = {name: p.detach().clone() for name, p in module.named_parameters()}
+        params = {name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad}
         buffers = {name: b.detach().clone() for name, b in module.named_buffers()}
         return _nest(params), _nest(buffers)
 
@@ -103,7 +105,7 @@ class Network:
 
     def __call__(self, params: Tree, buffers: Tree, x: Tensor, train: bool = False) -> tuple[Tensor, Tree]:
         """Return the outputs, and the buffers after the pass; only training changes them (BatchNorm's)."""
-        named, before = _unnest(params), _unnest(buffers)
+        named, before = self._constants(x.device) | _unnest(params), _unnest(buffers)
         if self.inputs is not None:
             x = self.inputs.normalise(x)
             if self.inputs.double and all(p.dtype != torch.float64 for p in named.values()):
@@ -147,6 +149,18 @@ class Network:
             for store, key, tensor in own:
                 store[key] = tensor
 
+    def _constants(self, device: torch.device) -> Named:
+        """The frozen parameters on a device, copied there once."""
+        if device not in self._frozen:
+            home = self._frozen[torch.device("cpu")]
+            self._frozen[device] = {name: tensor.to(device) for name, tensor in home.items()}
+        return self._frozen[device]
+
+    @cached_property
+    def _frozen(self) -> dict[torch.device, Named]:
+        named = self.module.named_parameters()
+        return {torch.device("cpu"): {name: p.detach().cpu() for name, p in named if not p.requires_grad}}
+
     @cached_property
     def _optimised(self) -> nn.Module:
         return pool_first(self.module)
@@ -178,7 +192,7 @@ class Network:
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy finds these in its own module.
-        own = ("_optimised", "_with_buffers", "_places")
+        own = ("_frozen", "_optimised", "_with_buffers", "_places")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
 

@@ -185,7 +185,8 @@ class SGD:
                     buffers = after if who is None else _where(level.wrap(who), after, buffers)
                 added = leaves_like(start, shift(model)) if shift else None
                 with outside():
-                    found = gradients(values, record.shares(values, mask, who), theta)
+                    share = record.shares(values, mask, who)
+                    found = gradients(values, share, theta) if theta else ()  # there may be nothing to train
                     g = [torch.zeros_like(t) if one is None else one for t, one in zip(theta, found, strict=True)]
                     g = self._whole(level, theta, g, added and [level.unwrap(a) for a in added])
                     if self.tolerance is not None:
@@ -197,7 +198,7 @@ class SGD:
                     record.moved.append(who)
                     before = [] if who is None else [t.clone() for t in theta + d]
                     self._move(level, theta, d, g, rate)
-                if project:
+                if project and theta:
                     projected = leaves_like(start, project(model))
                     with outside():
                         foreach_copy_(theta, [level.unwrap(p) for p in projected])
@@ -224,6 +225,8 @@ class SGD:
         self, level: VmapLevel, theta: list[Tensor], g: list[Tensor], added: list[Tensor] | None
     ) -> list[Tensor]:
         """Return the gradient with clipping, decay and shift; not in place, since autograd may alias its results."""
+        if not theta:
+            return g
         if self.clip is not None:
             factor = torch.clamp(self.clip / (level.norm(g) + 1e-12), max=1.0)
             g = [t * level.broadcast(factor, t) for t in g]
@@ -235,6 +238,8 @@ class SGD:
         self, level: VmapLevel, theta: list[Tensor], d: list[Tensor], g: list[Tensor], eta: Tensor | float
     ) -> None:
         """Make one step; ``theta`` and ``d`` change in place."""
+        if not theta:
+            return
         if self.momentum:
             foreach_mul_(d, self.momentum)
             foreach_add_(d, g)

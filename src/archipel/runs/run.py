@@ -24,6 +24,7 @@ from archipel.engines.setting import DEFAULT, Setting
 from archipel.runs.answers import PIECE, Ballot, answer, embed, most_likely
 from archipel.runs.evaluate import Evaluation, evaluate
 from archipel.runs.facts import Facts
+from archipel.runs.identity import frozen_digest
 from archipel.states.checkpoint import Checkpoint
 from archipel.states.table import States
 
@@ -242,7 +243,8 @@ class Run:
             identity: what distinguishes this run from others, in JSON's types.
         """
         facts: dict[str, Any] = {"serving": self.facts.to_json(), "history": self.history, "table": self.table}
-        facts |= {"rounds": self.rounds, "seed": self.seed, "identity": identity or {}}
+        facts |= {"rounds": self.rounds, "seed": self.seed, "frozen": frozen_digest(self.algorithm)}
+        facts["identity"] = identity or {}
         Path(folder).mkdir(parents=True, exist_ok=True)
         Checkpoint(len(self.history), self.server, self._states(), facts).save(Path(folder))
 
@@ -276,6 +278,12 @@ class Run:
         if not isinstance(algorithm, Algorithm) or type(algorithm).__name__ != trained:
             raise ValueError(
                 f"{folder} was trained with {trained}; given {kind_of(algorithm)}. Give the object it was trained with."
+            )
+        if frozen_digest(algorithm) != facts["frozen"]:
+            raise ValueError(
+                f"The networks of this {trained} have other frozen parameters (requires_grad=False) than those that "
+                f"{folder} was trained with, and checkpoints don't contain frozen parameters. Load the weights of the "
+                "training before you make the algorithm."
             )
         return cls(
             algorithm,
