@@ -2,22 +2,20 @@
 
     python benchmarks/em.py
 
-60,000 rows, d = 20, K = 20, held by 10 and by 1,000 clients. In turn, again and again: scikit-learn's E- and M-step on
-the pooled rows (its threads as they are); the clients' statistics, their mean and T, on one thread; and a round of
-FedEM through the engine as it comes (it takes a thread a core), with clients' memories and without. It prints medians
-of seconds passed and of processor seconds, their ratios to scikit-learn's, and how much memory an iteration takes
-beside the data, and writes ``docs/results/em.json``.
+60,000 rows, d = 20, K = 20, held by 10 and by 1,000 clients. These are measured in turns: scikit-learn's E- and M-step
+on the pooled rows, with its default threads; the clients' statistics, their mean and T, on one thread; and a round of
+FedEM through the default engine (one thread a core), with and without clients' memories. It prints medians of elapsed
+and of processor seconds, their ratios to scikit-learn's, and the memory that an iteration takes in addition to the
+data, and writes ``docs/results/em.json``.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import resource
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -25,38 +23,38 @@ import torch
 from sklearn.mixture import GaussianMixture as Pooled
 from torch import Tensor
 
+import results
 from archipel import FedEM, Federation, fit
 from archipel.core.trees import Sum, Tree
-from archipel.experiments.environment import environment
 from archipel.families import GaussianMixture
 
 CHUNK = 100  # clients of 60 rows a batch, 11 MB of features
 Clocks = tuple[float, float]
-"""Seconds passed, and processor seconds."""
+"""Elapsed seconds and processor seconds."""
 
 
 def iteration(family: GaussianMixture, theta: Tree, shares: list[Tensor]) -> Tree:
-    """Statistics of each client in turn, their mean, and T."""
+    """Compute statistics of each client in turn, their mean, and T."""
     total = Sum()
     for x in shares:
         s = family.statistics(theta, {"x": x}, torch.ones(len(x), dtype=torch.bool))
-        total.add({name: t[None] for name, t in s.items()}, torch.tensor([len(x)]))
+        total.add({name: t[None] for name, t in s.items()}, [len(x)])
     return family.maximise(total.mean())
 
 
 def batched_iteration(family: GaussianMixture, theta: Tree, stacked: Tensor) -> Tree:
-    """The same for equal clients, some at a time by vmap."""
+    """Compute the same for equal clients, some at a time by vmap."""
     total = Sum()
     batched = torch.func.vmap(family.statistics, in_dims=(None, 0, 0))
     for x in stacked.split(CHUNK):
-        total.add(batched(theta, {"x": x}, torch.ones(x.shape[:2], dtype=torch.bool)), torch.ones(len(x)))
+        total.add(batched(theta, {"x": x}, torch.ones(x.shape[:2], dtype=torch.bool)), [1.0] * len(x))
     return family.maximise(total.mean())
 
 
 def engine_round(
     family: GaussianMixture, theta: Tree, x: Tensor, clients: int, memory: Literal["start", "off"]
 ) -> Callable[[], Clocks]:
-    """One round of FedEM: the third, when everybody is enrolled and every step has been tried."""
+    """Return a measurement of FedEM's third round, after enrolment and after the first use of every step."""
     shares = [(share.numpy(), np.zeros(len(share))) for share in x.chunk(clients)]
     federation = Federation.from_arrays(shares, test=0.0, kind="table")
     algorithm = FedEM(family, theta, memory=memory)
@@ -81,13 +79,12 @@ def timed(work: Callable[[], object]) -> Clocks:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = results.parser(__doc__)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--rows", type=int, default=60_000)
     parser.add_argument("--dimension", type=int, default=20)
     parser.add_argument("--components", type=int, default=20)
-    parser.add_argument("--out", type=Path, default=Path("docs/results"))
-    given = parser.parse_args()
+    given = results.parsed(parser)
     n, d, K = given.rows, given.dimension, given.components
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
@@ -128,10 +125,8 @@ def main() -> None:
         clock: {name: value / values["scikit-learn, pooled"] for name, value in values.items()}
         for clock, values in medians.items()
     }
-    about = {"command": "python benchmarks/em.py", "date": time.strftime("%Y-%m-%d"), "repeats": given.repeats}
-    found = {"about": about | environment(), "medians": medians, "of scikit-learn's": ratios, "megabytes": memory}
-    given.out.mkdir(parents=True, exist_ok=True)
-    (given.out / "em.json").write_text(json.dumps(found, indent=1))
+    found = {"repeats": given.repeats, "medians": medians, "of scikit-learn's": ratios, "megabytes": memory}
+    results.write(given.out / "em.json", found)
     print(json.dumps(found, indent=1))
 
 

@@ -1,4 +1,4 @@
-"""Federated EM at work: mixtures of images, missing values, and people who move alike.
+"""Federated EM on real data: mixtures of images, missing values, and people who move alike.
 
     python benchmarks/em_real.py
 
@@ -15,12 +15,10 @@ It writes ``docs/results/em-real.json`` and ``docs/figures/em-people.png``, and 
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,13 +29,13 @@ from scipy.cluster.hierarchy import leaves_list, linkage
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 from sklearn.mixture import GaussianMixture
 
+import results
 from archipel.data import dirichlet_by_class, fashion_mnist
 from archipel.data.sources.leaf import femnist
 from archipel.data.sources.uci import hapt, heart_disease
 from archipel.data.sources.unmarked import crossbill
 from archipel.em.estimators import FederatedGaussianMixture
 from archipel.em.factor_estimator import FederatedFactorModel
-from archipel.experiments.environment import environment
 from archipel.reports.figures import save
 
 Matrix = NDArray[np.float64]
@@ -45,7 +43,7 @@ D, K = 20, 20
 
 
 def principal_components(parts: Sequence[Matrix], d: int) -> tuple[Matrix, Matrix]:
-    """Mean and the first d axes, from each client's n, Σx and Σxxᵀ."""
+    """Return mean and first d axes, from each client's n, Σx and Σxxᵀ."""
     n = sum(len(x) for x in parts)
     mean = sum(x.sum(0) for x in parts) / n
     second = sum(x.T @ x for x in parts) / n
@@ -54,14 +52,14 @@ def principal_components(parts: Sequence[Matrix], d: int) -> tuple[Matrix, Matri
 
 
 def halves(labels: Sequence[NDArray[np.int64]], test: float, seed: int) -> list[tuple[NDArray[np.int64], ...]]:
-    """Of every client the rows that train and those that test."""
+    """Return each client's training and test rows."""
     rng = np.random.default_rng(seed)
     orders = [rng.permutation(len(y)) for y in labels]
     return [(rows[round(test * len(rows)) :], rows[: round(test * len(rows))]) for rows in orders]
 
 
 def images(xs: Sequence[Matrix], ys: Sequence[NDArray[np.int64]], seed: int) -> dict[str, Any]:
-    """The four mixtures on clients' images, one row a flattened image."""
+    """Fit the four mixtures to clients' images, one flattened image a row."""
     cuts = halves(ys, 0.2, seed)
     train, test = ([x[cut[i]] for x, cut in zip(xs, cuts, strict=True)] for i in (0, 1))
     classes = np.concatenate([y[cut[1]] for y, cut in zip(ys, cuts, strict=True)])
@@ -109,7 +107,7 @@ def images(xs: Sequence[Matrix], ys: Sequence[NDArray[np.int64]], seed: int) -> 
 
 
 def imputation(x: Matrix, client: NDArray[np.int64], q: Sequence[int], noise: Any, seeds: int) -> dict[str, Any]:
-    """Root mean square errors in units of a column's standard deviation, for values hidden at random."""
+    """Measure root mean square errors of randomly hidden values, in units of a column's standard deviation."""
     known = ~np.isnan(x)
     errors: dict[str, list[float]] = {}
     factors = []
@@ -151,7 +149,7 @@ def federated_factors(parts: Sequence[Matrix], q: int, noise: Any, seed: int) ->
 
 
 def about_own_means(parts: Sequence[Matrix], q: Sequence[int], noise: Any, seed: int) -> list[Matrix]:
-    """Shared factors of what is left when each client has taken away its own means, which it keeps."""
+    """Fit shared factors to the clients' data less each client's own means."""
     means = [own_mean(part) for part in parts]
     centred = [part - mean for part, mean in zip(parts, means, strict=True)]
     models = [federated_factors(centred, count, noise, seed) for count in q]
@@ -160,9 +158,10 @@ def about_own_means(parts: Sequence[Matrix], q: Sequence[int], noise: Any, seed:
 
 
 def own_mean(part: Matrix) -> Matrix:
-    """A client's means; where it has no value, everybody's, which is 0."""
+    """Return a client's means; for a column without values the mean of all clients, which is 0."""
     count = (~np.isnan(part)).sum(0)
-    return np.nansum(part, 0) / np.maximum(count, 1)
+    mean: Matrix = np.nansum(part, 0) / np.maximum(count, 1)
+    return mean
 
 
 def alone(part: Matrix, q: Sequence[int], noise: Any, seed: int) -> Matrix:
@@ -177,8 +176,9 @@ def alone(part: Matrix, q: Sequence[int], noise: Any, seed: int) -> Matrix:
 
 
 def people(seed: int, counts: Sequence[int]) -> tuple[dict[str, Any], Matrix, list[str]]:
-    """A mixture of all people's windows, weights of each one's own, and whether weights tell people again."""
+    """Fit a mixture with personal weights to all people's windows, and test whether weights identify people."""
     source = hapt()
+    assert source.client is not None
     x = source.x.numpy().astype(np.float64)
     features = np.concatenate([x.mean(1), np.log(x.std(1) + 1e-3)], 1)
     features = (features - features.mean(0)) / features.std(0)
@@ -213,9 +213,9 @@ def people(seed: int, counts: Sequence[int]) -> tuple[dict[str, Any], Matrix, li
 
 
 def weights_of(model: FederatedGaussianMixture, x: Matrix) -> Matrix:
-    """Maximum-likelihood weights of new examples under the components as they are."""
+    """Return maximum-likelihood weights of new examples under fixed components."""
     logs = np.log(np.maximum(model.predict_proba(x), 1e-300)) - np.log(np.maximum(model.weights_, 1e-300))
-    weights = model.weights_
+    weights: Matrix = model.weights_
     for _ in range(200):
         r = np.exp(logs - logs.max(1, keepdims=True)) * weights
         weights = (r / r.sum(1, keepdims=True)).mean(0)
@@ -223,7 +223,7 @@ def weights_of(model: FederatedGaussianMixture, x: Matrix) -> Matrix:
 
 
 def picture(weights: Matrix, names: Sequence[str]) -> Figure:
-    """People in rows and components in columns, alike ones beside each other."""
+    """Draw people in rows and components in columns, similar ones next to each other."""
     root = np.sqrt(weights)
     rows, columns = (leaves_list(linkage(m, "average", optimal_ordering=True)) for m in (root, root.T))
     gaps = np.sqrt(np.maximum(1 - root @ root.T, 0))[np.ix_(rows, rows)]
@@ -248,12 +248,11 @@ def flattened(x: torch.Tensor, rows: NDArray[np.int64]) -> Matrix:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=int, default=12_000, help="of Fashion-MNIST")
-    parser.add_argument("--writers", type=int, default=40, help="of FEMNIST")
-    parser.add_argument("--seeds", type=int, default=4, help="of what is hidden")
-    parser.add_argument("--out", type=Path, default=Path("docs"))
-    given = parser.parse_args()
+    parser = results.parser(__doc__, results.DOCS)
+    parser.add_argument("--images", type=int, default=12_000, help="number of Fashion-MNIST's images")
+    parser.add_argument("--writers", type=int, default=40, help="number of FEMNIST's writers")
+    parser.add_argument("--seeds", type=int, default=4, help="number of seeds that choose the hidden values")
+    given = results.parsed(parser)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     started = time.perf_counter()
@@ -288,11 +287,7 @@ def main() -> None:
     assert source.client is not None
     rows_by = [np.flatnonzero(source.client.numpy() == i) for i in range(given.writers)]
     tell("FEMNIST", images([flattened(source.x, r) for r in rows_by], [source.y.numpy()[r] for r in rows_by], 0))
-    about = {"command": "python benchmarks/em_real.py", "seconds": round(time.perf_counter() - started)}
-    (given.out / "results").mkdir(parents=True, exist_ok=True)
-    (given.out / "results" / "em-real.json").write_text(
-        json.dumps({"about": about | environment()} | found, indent=1) + "\n"
-    )
+    results.write(given.out / "results" / "em-real.json", found)
 
 
 if __name__ == "__main__":

@@ -2,26 +2,24 @@
 
     python benchmarks/fashion_mnist.py --rounds 60 --seeds 3
 
-Every (method, seed) is one run of a preset with one thread; as many run at a time as there are cores. What is done is
-kept: started again, the script goes on where it stopped. FedSPM takes the incremental E-step (what that changes is
-what ``benchmarks/expectation.py`` measures). It writes ``docs/results/fashion-mnist.json`` and ``.md``.
+Every (method, seed) is one run of a preset with one thread, and as many run at a time as there are cores. Interrupted
+runs are resumed when the script starts again. FedSPM uses the incremental E-step; ``benchmarks/expectation.py``
+measures what that changes. It writes ``docs/results/fashion-mnist.json`` and ``.md``.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
-import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
+import results as provenance
 from archipel import fit
 from archipel.engines.setting import Setting
 from archipel.experiments import build, oracle_of, read_config
-from archipel.experiments.environment import environment
 
 METHODS = {
     "FedAvg": "fmnist-fedavg",
@@ -33,7 +31,7 @@ COLUMNS = ("system_accuracy", "average_accuracy", "routing_accuracy")
 
 
 def one(method: str, seed: int, rounds: int, folder: Path) -> dict[str, Any]:
-    """Trains one method with one seed."""
+    """Train one method with one seed."""
     overrides = [f"rounds={rounds}", f"seed={seed}", "workers=1", "evaluate_every=20"]
     if method.startswith("FedSPM"):
         overrides.append("algorithm.expectation=incremental")
@@ -56,7 +54,7 @@ def one(method: str, seed: int, rounds: int, folder: Path) -> dict[str, Any]:
 
 
 def table(results: list[dict[str, Any]]) -> str:
-    """The results as a Markdown table of means and standard deviations."""
+    """Return the results as a Markdown table of means and standard deviations."""
     lines = ["| | system | average | routing |", "| --- | --- | --- | --- |"]
     for method in METHODS:
         rows = [result for result in results if result["method"] == method]
@@ -72,13 +70,12 @@ def table(results: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = provenance.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
-    parser.add_argument("--out", type=Path, default=Path("docs/results"))
     parser.add_argument("--runs", type=Path, default=Path("runs/fashion-mnist"))
-    arguments = parser.parse_args()
+    arguments = provenance.parsed(parser)
     jobs = [(method, seed) for seed in range(arguments.seeds) for method in arguments.methods]
     results = []
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
@@ -87,10 +84,7 @@ def main() -> None:
             results.append(future.result())
             print(json.dumps({name: value for name, value in results[-1].items() if name != "curve"}), flush=True)
     results.sort(key=lambda result: (list(METHODS).index(result["method"]), result["seed"]))
-    about = {"command": f"python benchmarks/fashion_mnist.py --rounds {arguments.rounds} --seeds {arguments.seeds}"}
-    about |= {"date": time.strftime("%Y-%m-%d"), **environment()}
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "fashion-mnist.json").write_text(json.dumps({"about": about, "results": results}, indent=1))
+    provenance.write(arguments.out / "fashion-mnist.json", {"results": results})
     (arguments.out / "fashion-mnist.md").write_text(table(results) + "\n")
     print(table(results))
 

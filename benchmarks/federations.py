@@ -2,20 +2,20 @@
 
     python benchmarks/federations.py
 
-Each federation is built in a process of its own, on one core. Given are the seconds from the call to the federation,
-without imports, the size of its arrays, and how far the process' peak memory rose above what it held after imports.
-FEMNIST's thousands of writers are simulated: 3,000 of 220 random images each (LEAF's full data set has 3,597 writers
-with 227 on average). Building by loader must not hold the images twice.
+Each federation is built in a process of its own, on one core. The script prints the seconds without imports, the size
+of the federation's arrays, and by how much the process' peak memory rose after imports, and writes
+``docs/results/federations.json``. The thousands of writers are simulated: 3,000 of 220 random images each (LEAF's full
+data set has 3,597 writers with 227 on average). Building by loader must not hold the images twice.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import platform
 import subprocess
 import sys
-import time
+
+import results
 
 PRELUDE = """
 import json, resource, time, warnings
@@ -61,8 +61,7 @@ print(json.dumps([len(federation), seconds, sum(storages.values()) / 2**20, len(
 
 
 def main() -> None:
-    date, python = time.strftime("%Y-%m-%d"), platform.python_version()
-    print(f"{date}, {platform.machine()}, {processor()}, one core, Python {python}")
+    given, found = results.parsed(results.parser(__doc__)), {}
     print(f"{'federation':32}{'clients':>8}{'seconds':>9}{'arrays':>8}{'MiB held':>10}{'MiB above':>11}")
     for name, build in BUILDS.items():
         code = PRELUDE + MEASURE.format(build=build)
@@ -71,16 +70,9 @@ def main() -> None:
             print(f"{name:32}failed: {done.stderr.strip().splitlines()[-1]}")
             continue
         clients, seconds, held, arrays, above = json.loads(done.stdout)
+        found[name] = {"clients": clients, "seconds": seconds, "arrays": arrays, "MiB held": held, "MiB above": above}
         print(f"{name:32}{clients:>8,}{seconds:>9.1f}{arrays:>8}{held:>10.0f}{above:>11.0f}")
-
-
-def processor() -> str:
-    """The processor's name, where Linux tells it."""
-    try:
-        with open("/proc/cpuinfo") as file:
-            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor()
+    results.write(given.out / "federations.json", {"federations": found})
 
 
 def one_core() -> dict[str, str]:

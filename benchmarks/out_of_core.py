@@ -1,17 +1,16 @@
-"""Federations larger than memory: 100,000 clients that each keep a model of their own on disk, a few at work at a time.
+"""Federations larger than memory: 100,000 clients that each keep a model on disk, of which a few train at a time.
 
     python benchmarks/out_of_core.py
 
 Every client has 4 examples of 28 × 28 grey values, made at random, and a personal 784 × 10 logistic regression
 (``Local``) in a table of states on disk. All are enrolled, 1,000 train in each of some rounds, and the run is saved and
-read back; the same is done with 1,000 clients in all. Nothing is tested: all personal models would vote on all tests.
-Each federation runs in a process of its own. Printed are the seconds that each part takes, the peak of the process's
-resident memory, and the disk used; with ``--write`` they go to ``docs/results/out-of-core.json``.
+read back; the same is done with 1,000 clients in all. There are no test examples, on which all personal models would
+vote. Each federation runs in a process of its own. The script prints the seconds of each part, the peak of the
+process's resident memory and the disk used, and writes ``docs/results/out-of-core.json``.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -25,21 +24,20 @@ from typing import Any
 import torch
 from torch import nn
 
+import results
 from archipel import SGD, Federation, Local, Run, Sample, classification, fit
 from archipel.data import Client, Inputs
 from archipel.engines.setting import Setting
-from archipel.experiments.environment import environment
 from archipel.states.placement import Placement
 from archipel.states.storage import temporary_folder
 
 POPULATIONS = (1_000, 100_000)
 COHORT, EXAMPLES, SHAPE, CLASSES = 1_000, 4, (1, 28, 28), 10
-REPORT = Path(__file__).parents[1] / "docs/results/out-of-core.json"
 UNITS = {"seconds": 1.0, "bytes": 1e-9}
 
 
 def many(population: int) -> Federation:
-    """Clients whose examples are views of one array."""
+    """Return clients whose examples are views of one array."""
     generator = torch.Generator().manual_seed(0)
     n = population * EXAMPLES
     x = torch.randint(0, 256, (n, *SHAPE), generator=generator, dtype=torch.uint8)
@@ -52,8 +50,9 @@ def many(population: int) -> Federation:
 
 
 def measure(population: int, states: Placement, rounds: int, place: Path) -> dict[str, Any]:
-    """One federation's figures."""
-    times, found = [time.perf_counter()], {"population": population, "setting": Setting(states=states)}
+    """Measure one federation."""
+    times = [time.perf_counter()]
+    found: dict[str, Any] = {"population": population, "states": states}
 
     def passed() -> float:
         times.append(time.perf_counter())
@@ -63,13 +62,20 @@ def measure(population: int, states: Placement, rounds: int, place: Path) -> dic
     found["build_seconds"] = passed()
     model = nn.Sequential(nn.Flatten(), nn.Linear(784, CLASSES))
     algorithm = Local(classification(model, federation), SGD(lr=0.1, steps=5, batch=2))
-    settings = {"cohort": Sample(count=min(COHORT, population)), "setting": Setting(states=states)}
     ends: list[float] = []
-    run = fit(algorithm, federation, rounds=rounds, callbacks=[lambda _: ends.append(time.perf_counter())], **settings)
+    run = fit(
+        algorithm,
+        federation,
+        rounds=rounds,
+        cohort=Sample(count=min(COHORT, population)),
+        setting=Setting(states=states),
+        callbacks=[lambda _: ends.append(time.perf_counter())],
+    )
+    table: Any = run.clients
     seconds = [record["seconds"] for record in run.history]
     found["start_seconds"] = ends[0] - times[-1] - seconds[0]
     found["round_seconds"] = statistics.median(seconds[1:])
-    found["table_bytes"] = run.clients.bytes * population
+    found["table_bytes"] = table.bytes * population
     passed()
     with tempfile.TemporaryDirectory(dir=place) as folder:
         run.save(folder)
@@ -78,26 +84,34 @@ def measure(population: int, states: Placement, rounds: int, place: Path) -> dic
         again = Run.read(folder, algorithm)
         found["read_seconds"] = passed()
         assert str(again.clients[population - 1]) == str(run.clients[population - 1])
-    # Of this process alone: what getrusage tells begins with its parent's.
+    # of this process alone: getrusage's peak begins with the parent's
     (peak,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     return found | {"peak_bytes": int(peak.split()[1]) * 1024}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = results.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--states", default="disk", choices=["auto", "memory", "disk"])
-    parser.add_argument("--place", default=temporary_folder(), help="the disk of the table and of the checkpoint")
+    parser.add_argument("--place", default=temporary_folder(), help="folder on the disk of the table and of the checkpoint")
     parser.add_argument("--populations", type=int, nargs="+", default=POPULATIONS)
-    parser.add_argument("--write", action="store_true", help=f"the figures into {REPORT.name}")
-    parser.add_argument("--one", action="store_true", help="measure here, and print JSON")
-    asked = parser.parse_args()
+    parser.add_argument("--one", action="store_true", help="measure one population in this process, and print JSON")
+    asked = results.parsed(parser)
     if asked.one:
         print(json.dumps(measure(asked.populations[0], asked.states, asked.rounds, Path(asked.place))))
         return
     found = []
     for population in asked.populations:
-        command = [sys.executable, __file__, "--one", "--populations", str(population), "--states", asked.states]
+        command = [
+            sys.executable,
+            __file__,
+            "--one",
+            "--dirty",
+            "--populations",
+            str(population),
+            "--states",
+            asked.states,
+        ]
         command += ["--rounds", str(asked.rounds), "--place", asked.place]
         done = subprocess.run(command, env=os.environ | {"TMPDIR": asked.place}, stdout=subprocess.PIPE, check=True)
         found.append(json.loads(done.stdout))
@@ -105,8 +119,7 @@ def main() -> None:
         kind = name.rpartition("_")[2]
         shown = [f"{row[name] * UNITS[kind]:.3g}" if kind in UNITS else str(row[name]) for row in found]
         print(f"{name.replace('_bytes', '_GB'):20}", *(f"{text:>10}" for text in shown))
-    if asked.write:
-        REPORT.write_text(json.dumps({"environment": environment(), "cohort": COHORT, "runs": found}, indent=1) + "\n")
+    results.write(asked.out / "out-of-core.json", {"cohort": COHORT, "runs": found})
 
 
 if __name__ == "__main__":

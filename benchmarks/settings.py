@@ -1,9 +1,9 @@
-"""What a run's settings cost or gain in a training step: gradients of one client, on one thread, in turns.
+"""What a run's settings cost or gain in a training step of one client, on one thread, measured in turns.
 
     python benchmarks/settings.py
 
-The network of W1 (``make speed``) on a batch of 128, and two layers of 200 units on a batch of 20. Printed
-are the medians, in milliseconds of processor time.
+The network of W1 (``make speed``) on a batch of 128, and two layers of 200 units on a batch of 20. It prints
+medians in milliseconds of processor time as a table, and writes ``docs/results/settings.json``.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import time
 import torch
 from torch import nn
 
+import results
 from archipel import SGD, Network
 from archipel.core import keys
 from archipel.core.examples import Examples
 from archipel.engines.setting import Setting
-from archipel.experiments.environment import environment
 from archipel.learning.criteria import CrossEntropy
 from archipel.learning.tasks import Whole
 from speed.peers import networks
 
 SETTINGS = {
-    "as it comes": Setting(),
+    "default": Setting(),
     "memory_format contiguous": Setting(memory_format="contiguous"),
     "precision bfloat16": Setting(precision="bfloat16"),
     "compile default": Setting(compile="default"),
@@ -33,6 +33,8 @@ TURNS, STEPS = 9, 5
 
 
 def main() -> None:
+    given = results.parsed(results.parser(__doc__))
+    found: dict[str, dict[str, float]] = {}
     torch.set_num_threads(1)
     cnn = networks.started({"shape": [1, 28, 28], "network": "cnn", "classes": 10})
     cnn.last = False
@@ -55,8 +57,9 @@ def main() -> None:
                     started = time.process_time()
                     solver.minimise(task.loss, model, data, keys.key(turn), rate)
                     times[name].append((time.process_time() - started) / STEPS * 1e3)
-        print(f"| {title} | " + " | ".join(f"{statistics.median(t[1:]):.2f}" for t in times.values()) + " |")
-    print(environment())
+        found[title] = {name: round(statistics.median(t[1:]), 3) for name, t in times.items()}
+        print(f"| {title} | " + " | ".join(f"{middle:.2f}" for middle in found[title].values()) + " |")
+    results.write(given.out / "settings.json", {"milliseconds a step": found})
 
 
 if __name__ == "__main__":
