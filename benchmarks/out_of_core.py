@@ -93,7 +93,9 @@ def main() -> None:
     parser = results.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--states", default="disk", choices=["auto", "memory", "disk"])
-    parser.add_argument("--place", default=temporary_folder(), help="folder on the disk of the table and of the checkpoint")
+    parser.add_argument(
+        "--place", default=temporary_folder(), help="folder on the disk of the table and of the checkpoint"
+    )
     parser.add_argument("--populations", type=int, nargs="+", default=POPULATIONS)
     parser.add_argument("--one", action="store_true", help="measure one population in this process, and print JSON")
     asked = results.parsed(parser)
