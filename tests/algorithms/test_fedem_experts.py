@@ -225,7 +225,7 @@ def test_batch_norm_policies(uneven, policy):
         ({"components": 0}, "components must be a whole number of at least 1; given 0"),
         ({"components": 1.5}, "components must be a whole number"),
         ({"encoders": "both"}, "encoders must be 'shared' or 'own'; given 'both'"),
-        ({"batch_norm": "off"}, "batch_norm must be one of"),
+        ({"batch_norm": "off"}, "batch_norm must be 'share', 'local' or 'recompute'"),
     ],
 )
 def test_settings_out_of_range_are_refused(options, message):
@@ -234,6 +234,6 @@ def test_settings_out_of_range_are_refused(options, message):
 
 
 def test_a_task_of_another_kind_is_refused(uneven):
-    with pytest.raises(TypeError, match=r"task is an encoder and a head, by classification.*; given a Whole"):
+    with pytest.raises(TypeError, match=r"task must be an encoder and a head, made by classification.*; given a Whole"):
         FedEMExperts(Whole(Network(nn.Linear(3, 4), uneven.inputs), CrossEntropy()))
     assert dataclasses.replace(softmax_experts(uneven), components=4).components == 4

@@ -445,7 +445,7 @@ def test_it_learns_what_an_average_cannot():
         ({"components": 1.5}, "components must be a whole number of at least 1; given 1.5"),
         ({"encoders": "both"}, "encoders must be 'shared' or 'own'"),
         ({"expectation": "partial"}, "'exact' or 'incremental'"),
-        ({"batch_norm": "off"}, "batch_norm must be one of"),
+        ({"batch_norm": "off"}, "batch_norm must be 'share', 'local' or 'recompute'"),
     ],
 )
 def test_settings_out_of_range_are_refused(options, message):
@@ -455,7 +455,7 @@ def test_settings_out_of_range_are_refused(options, message):
 
 def test_parts_of_another_kind_are_refused(uneven):
     task, router = classification(nn.Linear(3, 4), uneven), Network(nn.Linear(3, 4), uneven.inputs)
-    with pytest.raises(TypeError, match=r"task is an encoder and a head, by classification.*; given a Whole"):
+    with pytest.raises(TypeError, match=r"task must be an encoder and a head, made by classification.*; given a Whole"):
         FedSPM(Whole(router, CrossEntropy()), router)
-    with pytest.raises(TypeError, match=r"router is a Network\(module, federation\.inputs\); given a Linear"):
+    with pytest.raises(TypeError, match=r"router must be a Network\(module, federation\.inputs\); given a Linear"):
         FedSPM(task, nn.Linear(3, 4))

@@ -9,7 +9,20 @@ from quadratics import ENGINES, power, vectors
 from stepwise import PAIRS, Listening, rounds_of, unreliable
 from torch import nn
 
-from archipel import IFCA, SGD, CrossEntropy, FedAvg, Federation, Network, PerClient, Sample, Whole, classification, fit
+from archipel import (
+    IFCA,
+    SGD,
+    CrossEntropy,
+    FedAvg,
+    Federation,
+    Network,
+    PerClient,
+    PredictsGlobally,
+    Sample,
+    Whole,
+    classification,
+    fit,
+)
 from archipel.algorithms.ifca import risk
 from archipel.core import keys
 from archipel.core.examples import Examples
@@ -277,7 +290,7 @@ def test_clients_predict_by_the_model_they_chose(uneven):
     found = torch.func.vmap(lambda client: run.algorithm.predict(run.server, client, x))(batch)
     expected = torch.stack([task.predict(run.server["models"][str(c)], x) for c in (2, 0, 1, 2)])
     torch.testing.assert_close(found, expected)
-    assert not hasattr(run.algorithm, "predict_global")
+    assert not isinstance(run.algorithm, PredictsGlobally)
 
 
 class TestBatchNorm:

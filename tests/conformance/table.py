@@ -158,7 +158,9 @@ def fedspm(federation: Federation, **settings: str) -> Algorithm:
 
 def fedgmm(federation: Federation, **settings: Any) -> Algorithm:
     router = Network(nn.Sequential(nn.Linear(3, 2), nn.Tanh()), federation.inputs)
-    return FedGMM(small(federation), router, BLOCK, replace(BLOCK, steps=3), components=2, gaussians=3, **settings)
+    return FedGMM(
+        small(federation), BLOCK, router=router, routing=replace(BLOCK, steps=3), components=2, gaussians=3, **settings
+    )
 
 
 TILTS = ("tau", "ratio/gamma", "ratio/xi")

@@ -463,7 +463,7 @@ SHARING = {
     "FedDRM": lambda task, router: FedDRM(task, STEP),
     "FedSPM": lambda task, router: FedSPM(task, router, 2, STEP, STEP),
     "FedSPM, own": lambda task, router: FedSPM(task, router, 2, STEP, STEP, encoders="own"),
-    "FedGMM": lambda task, router: FedGMM(task, router, STEP, components=2, gaussians=2),
+    "FedGMM": lambda task, router: FedGMM(task, STEP, router=router, components=2, gaussians=2),
     "FedEMExperts": lambda task, router: FedEMExperts(task, STEP, components=2),
     "IFCA": lambda task, router: IFCA(task, STEP, clusters=2),
     "SCAFFOLD": lambda task, router: SCAFFOLD(task, STEP),

@@ -60,10 +60,8 @@ class Compressing(Algorithm):
         ValueError: in the first round, that nothing the clients send is to be compressed, or has no e.
 
     >>> import torch
-    >>> from archipel.learning.sgd import SGD
-    >>> from archipel.algorithms.fedavg import FedAvg
-    >>> from archipel.fit import fit
-    >>> from archipel.compress.dithering import Dithering
+    >>> from archipel import SGD, Compressing, FedAvg, fit
+    >>> from archipel.compress import Dithering
     >>> from archipel.learning.quadratic import Quadratic, quadratic_federation
     >>> A, a = torch.eye(16).repeat(2, 1, 1), torch.ones(2, 16)
     >>> fedavg = FedAvg(Quadratic(16), SGD(lr=0.2, steps=1, batch=None))

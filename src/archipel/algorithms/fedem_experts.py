@@ -4,26 +4,23 @@ mixture of distributions. NeurIPS 2021. (The plain name is another method's here
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from archipel.algorithm import Algorithm, Clients, Info, Weights
-from archipel.algorithms.parts import shared_model as averaging
+from archipel.algorithm import Clients
 from archipel.algorithms.parts.experts import Experts, posterior, recomputed
-from archipel.core import checks
+from archipel.algorithms.parts.shared_model import SharedModel
+from archipel.core.checks import PositiveInt
 from archipel.core.examples import ClientData
 from archipel.core.trees import Tree
-from archipel.learning import batch_norm as batchnorm
-from archipel.learning.batch_norm import BatchNorm
-from archipel.learning.sgd import SGD
 from archipel.learning.tasks import Supervised
 
 
 @dataclass(frozen=True, eq=False)
-class FedEMExperts(Algorithm):
+class FedEMExperts(SharedModel):
     """C experts that all share, mixed by each client in its own proportions, learnt by federated EM.
 
     Client i's labels follow Σ_c π_ic p(y|x; θ_c): the experts θ are everybody's, the mixing weights π_i its own. A
@@ -50,9 +47,8 @@ class FedEMExperts(Algorithm):
         ValueError: C below 1, or a setting out of its range.
         TypeError: a task without encoder and head.
 
-    >>> from archipel.data.federation import Federation
-    >>> from archipel.learning.tasks import classification
-    >>> from archipel.fit import fit
+    >>> import torch
+    >>> from archipel import SGD, FedEMExperts, Federation, classification, fit
     >>> x = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
     >>> y = (x[:, 0] > 0).long()
     >>> opposite = Federation.from_arrays([(x[:100], y[:100]), (x[100:], 1 - y[100:])])
@@ -63,21 +59,10 @@ class FedEMExperts(Algorithm):
     """
 
     task: Supervised
-    local: SGD = SGD(lr=0.01, steps=10, batch=128, momentum=0.9, schedule="cosine")
-    components: int = 3
+    components: PositiveInt = 3
     encoders: Literal["shared", "own"] = "own"
-    weights: Weights = "examples"
-    batch_norm: BatchNorm = "share"
 
-    def __post_init__(self) -> None:
-        batchnorm.check(self.batch_norm)
-        checks.positive_int("FedEMExperts", components=self.components)
-        checks.one_of("FedEMExperts", "encoders", self.encoders, "shared", "own")
-        if not isinstance(self.task, Supervised):
-            raise TypeError(
-                "FedEMExperts's task is an encoder and a head, by classification(encoder, federation) or "
-                f"regression(…); given {checks.kind_of(self.task)}."
-            )
+    predict_global = None  # type: ignore[assignment]  # each client mixes the experts in its own proportions
 
     @property
     def experts(self) -> Experts:
@@ -87,44 +72,25 @@ class FedEMExperts(Algorithm):
         return {"model": self.experts.init(key)}
 
     def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
-        uniform = torch.full((self.components,), 1 / self.components)
-        return averaging.enrol(self, message["server"]["model"]) | {"pi": uniform}
-
-    def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
-        message = averaging.broadcast(self, server["model"], clients)
-        mean = clients.mean(self.train, message, key, self.weights)
-        model = averaging.refreshed(self, server["model"] | mean["model"], clients, key)
-        return {"model": model}, {"loss": mean["loss"]}
+        return super().init_client(message, data, key) | {"pi": torch.full((self.components,), 1 / self.components)}
 
     def train(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """The E-step, π_i, and local SGD on the experts."""
-        model = batchnorm.receive(self.batch_norm, message["model"], client)
-        likelihoods = self.experts.log_likelihoods(model, data.train)
+        """Run the E-step, set π_i, and train the experts by local SGD."""
+        likelihoods = self.experts.log_likelihoods(self.complete(message["model"], client), data.train)
         q = posterior(client["pi"].log(), likelihoods) * data.train.mask[:, None]
-        end = self.local.minimise(
-            self.experts.weighted_loss, model, data.train.adding(w=q), key, message["lr"], client.get("velocity")
-        )
-        client = batchnorm.keep(self.batch_norm, client, end.params) | {"pi": q.sum(0) / data.train.count}
-        client = averaging.remember(self.local, client, end.velocity)
-        return client, {"model": batchnorm.send(self.batch_norm, end.params), "loss": end.loss}
+        weighted = replace(data, train=data.train.adding(w=q))
+        client, end = self.local_run(client, message, weighted, key, self.experts.weighted_loss)
+        return client | {"pi": q.sum(0) / data.train.count}, self.reply(end)
 
     def statistics(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """BatchNorm's statistics of the averaged experts on the client's training data."""
+        """Reply BatchNorm's statistics of the averaged experts on the client's training data."""
         return client, recomputed(self.experts.encoder, message["model"], data.train)
 
-    def predict(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
-        """The client's mixture: log Σ_c π_ic p(y|x; θ_c)."""
-        return self.predict_embedded(server, client, self.embed(server, x))
-
-    def embed(self, server: Tree, x: Tensor) -> Tensor:
+    def embed(self, server: Tree, x: Tensor) -> Tree:
         """All experts' outputs, ``(n, C, K)``; x, where clients normalise by statistics of their own."""
-        if batchnorm.is_local(self.batch_norm, server["model"]):
-            return x
-        return self.experts.outputs(server["model"], x)[0]
+        return self.experts.embed(server["model"], x, self.batch_norm)
 
-    def predict_embedded(self, server: Tree, client: Tree, embedded: Tensor) -> Tensor:
-        outputs = embedded
-        if batchnorm.is_local(self.batch_norm, server["model"]):
-            model = batchnorm.receive(self.batch_norm, server["model"], client)
-            outputs, _ = self.experts.outputs(model, embedded)
+    def predict_embedded(self, server: Tree, client: Tree, embedded: Tree) -> Tensor:
+        """The client's mixture: log Σ_c π_ic p(y|x; θ_c)."""
+        outputs = self.experts.own(server["model"], client, embedded, self.batch_norm)
         return self.task.criterion.mix(client["pi"].log().expand(len(outputs), -1), outputs)

@@ -4,29 +4,27 @@ mixture of distributions. ICML 2023.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from archipel.algorithm import Algorithm, Clients, Info, Weights
-from archipel.algorithms.parts import shared_model as averaging
-from archipel.algorithms.parts.experts import PIECE, Experts, recomputed
+from archipel.algorithm import Clients, Info
+from archipel.algorithms.parts.experts import Experts, in_pieces, recomputed
 from archipel.algorithms.parts.gaussians import drawn, log_normal, moments_of, refitted
-from archipel.core import checks, keys
+from archipel.algorithms.parts.shared_model import ROUTING, SharedModel, remember
+from archipel.core import keys
+from archipel.core.checks import Positive, PositiveInt
 from archipel.core.examples import ClientData, Examples
 from archipel.core.trees import PerExample, Tree, zeros_like
-from archipel.learning import batch_norm as batchnorm
-from archipel.learning.batch_norm import BatchNorm
 from archipel.learning.networks import Network, linear, linear_init
 from archipel.learning.sgd import SGD, Batch, trained
 from archipel.learning.tasks import Supervised
 
 
 @dataclass(frozen=True, eq=False)
-class FedGMM(Algorithm):
+class FedGMM(SharedModel):
     """Gaussians for where inputs lie times experts for what they mean, mixed by each client; routes queries to clients.
 
     Client i's examples follow Σ_ab π_i(a, b) N(e(x); μ_a, Σ_a) p(y|x; θ_b): the M₁ Gaussians on an embedding e and the
@@ -70,49 +68,30 @@ class FedGMM(Algorithm):
         ValueError: no component or no Gaussian, or a setting out of its range.
         TypeError: a task without encoder and head, or a router that is no network.
 
-    >>> from archipel.data.federation import Federation
-    >>> from archipel.learning.tasks import classification
-    >>> from archipel.fit import fit
+    >>> import torch
+    >>> from archipel import SGD, FedGMM, Federation, Network, classification, fit
     >>> x = torch.randn(100, 2, generator=torch.Generator().manual_seed(0))
     >>> y = (x[:, 0] > 0).long()
     >>> islands = Federation.from_arrays([(x + 4, y), (x - 4, 1 - y)])
     >>> task = classification(torch.nn.Identity(), islands)
     >>> router = Network(torch.nn.Identity(), islands.inputs)
-    >>> run = fit(FedGMM(task, router, SGD(lr=0.5, steps=10), components=2, gaussians=2), islands, rounds=10)
+    >>> run = fit(FedGMM(task, SGD(lr=0.5, steps=10), router=router, components=2, gaussians=2), islands, rounds=10)
     >>> run.metrics["routing_accuracy"]
     1.0
     """
 
     task: Supervised
+    _: KW_ONLY
     router: Network
-    local: SGD = SGD(lr=0.01, steps=10, batch=128, momentum=0.9, schedule="cosine")
-    routing: SGD = SGD(lr=0.01, steps=15, batch=128, momentum=0.95, schedule="cosine")
-    components: int = 3
-    gaussians: int = 3
+    routing: SGD = ROUTING
+    components: PositiveInt = 3
+    gaussians: PositiveInt = 3
     encoders: Literal["shared", "own"] = "own"
     embedding: Literal["fixed", "learned"] = "fixed"
-    ridge: float = 1e-3
-    batch_norm: BatchNorm = "share"
+    ridge: Positive = 1e-3
+    weights: Literal["examples"] = "examples"
 
-    def __post_init__(self) -> None:
-        batchnorm.check(self.batch_norm)
-        checks.positive_int("FedGMM", components=self.components, gaussians=self.gaussians)
-        checks.one_of("FedGMM", "encoders", self.encoders, "shared", "own")
-        checks.one_of("FedGMM", "embedding", self.embedding, "fixed", "learned")
-        checks.number("FedGMM", ridge=self.ridge)
-        if not 0 < self.ridge < math.inf:
-            raise ValueError(
-                f"FedGMM's ridge must be above 0 and finite, so that no covariance is singular; given {self.ridge!r}."
-            )
-        if not isinstance(self.task, Supervised):
-            raise TypeError(
-                f"FedGMM's task is an encoder and a head, by classification(encoder, federation) or regression(…); "
-                f"given {checks.kind_of(self.task)}."
-            )
-        if not isinstance(self.router, Network):
-            raise TypeError(
-                f"FedGMM's router is a Network(module, federation.inputs); given {checks.kind_of(self.router)}."
-            )
+    predict_global = None  # type: ignore[assignment]  # each client mixes the experts in its own proportions
 
     @property
     def experts(self) -> Experts:
@@ -123,15 +102,10 @@ class FedGMM(Algorithm):
         """Whether the embedding is trained."""
         return self.embedding == "learned"
 
-    @property
-    def weights(self) -> Weights:
-        """Of all means. No choice: the Gaussians' moments are those of all examples."""
-        return "examples"
-
     # The server
 
     def init_server(self, clients: Clients, key: Tensor) -> Tree:
-        width = self.router.features()  # which tells a router that can't take the examples
+        width = self.router.features()  # refuses a router that can't take the examples
         nu, buffers = self.router.init(keys.fold(key, "embedding"))
         embedding = {"encoder": nu} | ({"buffers": buffers} if buffers else {})
         if self.learns:
@@ -145,19 +119,17 @@ class FedGMM(Algorithm):
         }
 
     def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
-        message = averaging.broadcast(self, server["model"], clients) | {"gaussians": server["gaussians"]}
+        message = self.broadcast(server, clients) | {"gaussians": server["gaussians"]}
         if self.learns:
-            message |= {
-                "embedding": server["embedding"],
-                "routing_lr": self.routing.rate(clients.round, clients.rounds),
-            }
+            rate = self.routing.rate(clients.round, clients.rounds)
+            message |= {"embedding": server["embedding"], "routing_lr": rate}
         expected = clients.collect(self.expect, message, key)
         mean = clients.mean(self.maximise, message, key)
         embedding = server["embedding"] | mean["embedding"]
         # With the embedding as it is now: Gaussians that were fitted to the old one would be a round late.
         moments = clients.mean(self.measure, {"embedding": embedding} if self.learns else {}, key)
         server = {
-            "model": averaging.refreshed(self, server["model"] | mean["model"], clients, key),
+            "model": self.refreshed(server["model"] | mean["model"], clients, key),
             "embedding": embedding,
             "gaussians": refitted(server["gaussians"], moments, self.ridge),
             "tau": server["tau"].index_copy(0, expected.ids, expected.value),  # who wasn't asked keeps its row
@@ -167,85 +139,64 @@ class FedGMM(Algorithm):
     # The clients
 
     def survey(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """Before anything: the moments of the client's embedded inputs."""
+        """Reply the moments of the client's embedded inputs, before the first round."""
         e = self._embed_all(message["embedding"], data.train)
         return client, moments_of(e, data.train.mask[:, None], data.train.count)
 
     def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
-        server, cells = message["server"], (self.gaussians, self.components)
-        pi = torch.full(cells, 1 / (self.gaussians * self.components))
-        client = averaging.enrol(self, server["model"]) | {"pi": pi}
+        pi = torch.full((self.gaussians, self.components), 1 / (self.gaussians * self.components))
+        client = super().init_client(message, data, key) | {"pi": pi}
         client["gamma"] = PerExample(pi * data.train.mask[:, None, None])
-        if not self.learns:
-            client["embedded"] = PerExample(self._embed_all(server["embedding"], data.train))
-        elif self.routing.keep_momentum:
-            client["routing_velocity"] = zeros_like(trained(server["embedding"]))
-        return client
+        embedding = message["server"]["embedding"]
+        if self.learns:
+            return remember(self.routing, client, zeros_like(trained(embedding)), "routing_velocity")
+        return client | {"embedded": PerExample(self._embed_all(embedding, data.train))}
 
     def expect(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """The local E-step, and π_i; the Gaussians' totals τ_i, ``(M₁,)``, go to the server."""
-        model = batchnorm.receive(self.batch_norm, message["model"], client)
+        """Run the local E-step and set π_i; the Gaussians' totals τ_i, ``(M₁,)``, go to the server."""
         log_densities = log_normal(self._embedded(client, message, data.train), message["gaussians"])
-        log_likelihoods = self.experts.log_likelihoods(model, data.train)
+        log_likelihoods = self.experts.log_likelihoods(self.complete(message["model"], client), data.train)
         gamma = responsibilities(client["pi"], log_densities, log_likelihoods) * data.train.mask[:, None, None]
         pi = gamma.sum(0) / data.train.count
         return client | {"gamma": PerExample(gamma), "pi": pi}, gamma.sum((0, 2))
 
     def maximise(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """The M-step by local SGD: the experts', and a learned embedding's training."""
-        model = batchnorm.receive(self.batch_norm, message["model"], client)
-        examples = data.train.adding(w=client["gamma"].values.sum(1))
-        end = self.local.minimise(
-            self.experts.weighted_loss, model, examples, key, message["lr"], client.get("velocity")
-        )
-        client = averaging.remember(self.local, batchnorm.keep(self.batch_norm, client, end.params), end.velocity)
-        reply = {"model": batchnorm.send(self.batch_norm, end.params), "loss": end.loss, "embedding": {}}
+        """Train the experts, and a learned embedding, by local SGD."""
+        weighted = replace(data, train=data.train.adding(w=client["gamma"].values.sum(1)))
+        client, end = self.local_run(client, message, weighted, key, self.experts.weighted_loss)
+        reply = self.reply(end) | {"embedding": {}}
         if self.learns:
-            end = self.routing.minimise(
-                self.label_loss,
-                message["embedding"],
-                data.train,
-                key,
-                message["routing_lr"],
-                client.get("routing_velocity"),
-            )
-            client = client | ({"routing_velocity": end.velocity} if self.routing.keep_momentum else {})
+            velocity = client.get("routing_velocity")
+            embedding, lr = message["embedding"], message["routing_lr"]
+            end = self.routing.minimise(self.label_loss, embedding, data.train, key, lr, velocity)
+            client = remember(self.routing, client, end.velocity, "routing_velocity")
             reply |= {"embedding": end.params, "routing_loss": end.loss}
         return client, reply
 
     def measure(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """The M-step of the Gaussians: N, s and S under the responsibilities, divided by n_i."""
+        """Reply the Gaussians' moments N, s and S under the responsibilities, divided by n_i."""
         e = self._embedded(client, message, data.train)
         return client, moments_of(e, client["gamma"].values.sum(2), data.train.count)
 
     def label_loss(self, embedding: Tree, batch: Batch) -> tuple[Tensor, Tree]:
-        """The embedding as a classifier, or a regression, of its own."""
+        """The loss of the embedding as a classifier, or a regression, of its own."""
         e, buffers = self.router(embedding["encoder"], embedding.get("buffers", {}), batch["x"], train=True)
         return self.task.criterion.loss(linear(embedding["head"], e), batch["y"]), buffers
 
     def statistics(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """BatchNorm's statistics of the averaged experts on the client's training data."""
+        """Reply BatchNorm's statistics of the averaged experts on the client's training data."""
         return client, recomputed(self.experts.encoder, message["model"], data.train)
 
     # Prediction and routing
 
-    def predict(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
-        """Log Σ_b P_i(b|x) p(y|x; θ_b), P_i(b|x) ∝ Σ_a π_i(a, b) N(e(x); μ_a, Σ_a)."""
-        return self.predict_embedded(server, client, self.embed(server, x))
-
     def embed(self, server: Tree, x: Tensor) -> Tree:
         """Log N(e(x); μ_a, Σ_a) and all experts' outputs; x, where clients normalise by statistics of their own."""
-        found = {"densities": log_normal(self._embed(server["embedding"], x), server["gaussians"])}
-        if batchnorm.is_local(self.batch_norm, server["model"]):
-            return found | {"x": x}
-        return found | {"outputs": self.experts.outputs(server["model"], x)[0]}
+        densities = log_normal(self._embed(server["embedding"], x), server["gaussians"])
+        return {"densities": densities, "experts": self.experts.embed(server["model"], x, self.batch_norm)}
 
     def predict_embedded(self, server: Tree, client: Tree, embedded: Tree) -> Tensor:
-        if batchnorm.is_local(self.batch_norm, server["model"]):
-            model = batchnorm.receive(self.batch_norm, server["model"], client)
-            outputs, _ = self.experts.outputs(model, embedded["x"])
-        else:
-            outputs = embedded["outputs"]
+        """Log Σ_b P_i(b|x) p(y|x; θ_b), P_i(b|x) ∝ Σ_a π_i(a, b) N(e(x); μ_a, Σ_a)."""
+        outputs = self.experts.own(server["model"], client, embedded["experts"], self.batch_norm)
         log_weights = torch.logsumexp(client["pi"].log() + embedded["densities"][:, :, None], dim=1)
         return self.task.criterion.mix(torch.log_softmax(log_weights, dim=1).to(outputs.dtype), outputs)
 
@@ -259,7 +210,7 @@ class FedGMM(Algorithm):
         return self.router(embedding["encoder"], embedding.get("buffers", {}), x)[0]
 
     def _embed_all(self, embedding: Tree, examples: Examples) -> Tensor:
-        return torch.cat([self._embed(embedding, batch["x"]) for batch in examples.pieces(PIECE)])
+        return in_pieces(lambda batch: self._embed(embedding, batch["x"]), examples)
 
     def _embedded(self, client: Tree, message: Tree, examples: Examples) -> Tensor:
         """``(N, d)``; a fixed embedding's is computed once, at enrolment."""

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from archipel.algorithm import Algorithm, Clients, Info
 from archipel.algorithms.parts.experts import Experts, in_pieces, recomputed
-from archipel.algorithms.parts.shared_model import remember, split
-from archipel.core import checks, keys
+from archipel.algorithms.parts.shared_model import LOCAL, ROUTING, remember, split
+from archipel.core import keys
+from archipel.core.checks import PositiveInt
 from archipel.core.examples import ClientData, Examples
 from archipel.core.trees import PerExample, Tree, stack, zeros_like
 from archipel.learning import batch_norm
@@ -65,9 +66,8 @@ class FedSPM(Algorithm):
         ValueError: C below 1, or a setting out of its range.
         TypeError: a task without encoder and head, or a router that is no network.
 
-    >>> from archipel.data.federation import Federation
-    >>> from archipel.learning.tasks import classification
-    >>> from archipel.fit import fit
+    >>> import torch
+    >>> from archipel import SGD, FedSPM, Federation, Network, classification, fit
     >>> x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
     >>> y = (x[:, 0] > 0).long()
     >>> islands = Federation.from_arrays([(x + 4, y), (x - 4, 1 - y)])
@@ -81,27 +81,12 @@ class FedSPM(Algorithm):
 
     task: Supervised
     router: Network
-    components: int = 3
-    local: SGD = SGD(lr=0.01, steps=10, batch=128, momentum=0.9, schedule="cosine")
-    routing: SGD = SGD(lr=0.01, steps=15, batch=128, momentum=0.95, schedule="cosine")
+    components: PositiveInt = 3
+    local: SGD = LOCAL
+    routing: SGD = ROUTING
     encoders: Literal["shared", "own"] = "shared"
     expectation: Literal["exact", "incremental"] = "exact"
     batch_norm: BatchNorm = "share"
-
-    def __post_init__(self) -> None:
-        batch_norm.check(self.batch_norm)
-        checks.positive_int("FedSPM", components=self.components)
-        checks.one_of("FedSPM", "encoders", self.encoders, "shared", "own")
-        checks.one_of("FedSPM", "expectation", self.expectation, "exact", "incremental")
-        if not isinstance(self.task, Supervised):
-            raise TypeError(
-                f"FedSPM's task is an encoder and a head, by classification(encoder, federation) or regression(…); "
-                f"given a {type(self.task).__name__}."
-            )
-        if not isinstance(self.router, Network):
-            raise TypeError(
-                f"FedSPM's router is a Network(module, federation.inputs); given a {type(self.router).__name__}."
-            )
 
     @property
     def experts(self) -> Experts:

@@ -4,28 +4,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from archipel.algorithm import Algorithm, Clients, Info, NoReplyError, Weights
-from archipel.algorithms.parts import shared_model as averaging
-from archipel.core import checks, keys
+from archipel.algorithm import Clients, Info, NoReplyError
+from archipel.algorithms.parts.experts import in_pieces
+from archipel.algorithms.parts.shared_model import SharedModel, remember
+from archipel.core import keys
+from archipel.core.checks import PositiveInt
 from archipel.core.examples import ClientData, Examples
 from archipel.core.trees import Tree, leaves, stack, tree_map, zeros_like
-from archipel.learning import batch_norm as batchnorm
 from archipel.learning.networks import linear
-from archipel.learning.sgd import SGD, Batch, trained
+from archipel.learning.sgd import Batch, trained
 from archipel.learning.tasks import Supervised, Task, Whole
-
-PIECE = 512
-"""Examples a forward pass of the choice."""
 
 
 @dataclass(frozen=True, eq=False)
-class IFCA(Algorithm):
+class IFCA(SharedModel):
     """Clustered federated averaging: each client trains the one of C models that fits its data best.
 
     A round is Algorithm 1 with model averaging (option II): client i estimates its cluster on all of its training data,
@@ -55,9 +53,8 @@ class IFCA(Algorithm):
     Raises:
         ValueError: C below 1; another policy; at the start, a task that draws the same model from every key.
 
-    >>> from archipel.data.federation import Federation
-    >>> from archipel.learning.tasks import classification
-    >>> from archipel.fit import fit
+    >>> import torch
+    >>> from archipel import IFCA, SGD, Federation, classification, fit
     >>> x = torch.randn(120, 3, generator=torch.Generator().manual_seed(0))
     >>> y = (x[:, 0] > 0).long()
     >>> opposite = Federation.from_arrays([(x[:30], y[:30]), (x[30:60], 1 - y[30:60]), (x[60:], y[60:])])
@@ -68,15 +65,11 @@ class IFCA(Algorithm):
     (True, True)
     """
 
-    task: Task
-    local: SGD
-    clusters: int = 3
-    weights: Weights = "examples"
+    clusters: PositiveInt = 3
+    _: KW_ONLY
     batch_norm: Literal["share", "recompute"] = "share"
 
-    def __post_init__(self) -> None:
-        checks.positive_int("IFCA", clusters=self.clusters)
-        checks.one_of("IFCA", "batch_norm", self.batch_norm, "share", "recompute")
+    predict_global = None  # type: ignore[assignment]  # there are C models
 
     # The server
 
@@ -111,19 +104,19 @@ class IFCA(Algorithm):
 
     def _averaged(self, model: Tree, members: Clients, key: Tensor) -> tuple[Tree, Tensor, float]:
         """A cluster's new model, its members' mean loss, and their share of all weight."""
-        message = averaging.broadcast(self, model, members)
+        message = self.broadcast({"model": model}, members)
         mean, share = members.mean_and_share(self.train, message, key, self.weights)
-        return averaging.refreshed(self, model | mean["model"], members, key), mean["loss"], share
+        return self.refreshed(model | mean["model"], members, key), mean["loss"], share
 
     # The clients
 
     def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
         models = message["server"]["models"]
         client = {"cluster": self.nearest(models, data.train)}
-        return averaging.remember(self.local, client, zeros_like(trained(models["0"])))
+        return remember(self.local, client, zeros_like(trained(models["0"])))
 
     def choose(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """The client's cluster, int64 of shape ``()``."""
+        """Reply the client's cluster, int64 of shape ``()``."""
         cluster = self.nearest(message["models"], data.train)
         if "velocity" in client:
             stays = cluster == client["cluster"]
@@ -136,26 +129,25 @@ class IFCA(Algorithm):
         # argmin takes NaN for the least of all, and the first of equals.
         return torch.where(found.isnan(), torch.inf, found).argmin()
 
-    def train(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """Local SGD from the cluster's model."""
-        client, end = averaging.train(self, client, message, data, key)
-        return client, {"model": batchnorm.send(self.batch_norm, end.params), "loss": end.loss}
+    # Prediction
 
-    def statistics(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """BatchNorm's statistics of the averaged model on the client's training data."""
-        return client, batchnorm.recompute(self.task.loss, self.task, message["model"], data.train)
-
-    def predict(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
-        """By the model of the client's cluster."""
+    def own_model(self, server: Tree, client: Tree) -> Tree:
+        """The model of the client's cluster."""
         models = stack(list(server["models"].values()))
-        return self.task.predict(tree_map(lambda t: t.index_select(0, client["cluster"][None])[0], models), x)
+        model: Tree = tree_map(lambda t: t.index_select(0, client["cluster"][None])[0], models)
+        return model
 
-    def embed(self, server: Tree, x: Tensor) -> Tensor:
+    def embed(self, server: Tree, x: Tensor) -> Tree:
         """All clusters' answers, ``(n, C, K)``."""
         return torch.stack([self.task.predict(model, x) for model in server["models"].values()], dim=1)
 
-    def predict_embedded(self, server: Tree, client: Tree, embedded: Tensor) -> Tensor:
-        return embedded.index_select(1, client["cluster"][None])[:, 0]
+    def predict(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
+        """By the model of the client's cluster."""
+        return self.task.predict(self.own_model(server, client), x)
+
+    def predict_embedded(self, server: Tree, client: Tree, embedded: Tree) -> Tensor:
+        answers: Tensor = embedded.index_select(1, client["cluster"][None])[:, 0]
+        return answers
 
 
 def risk(task: Task, model: Tree, examples: Examples) -> Tensor:
@@ -166,7 +158,7 @@ def risk(task: Task, model: Tree, examples: Examples) -> Tensor:
     >>> risk(Quadratic(), {"theta": torch.tensor([0.0])}, data)  # (½ + 9/2)/2
     tensor(2.5000)
     """
-    values = torch.cat([losses(task, model, batch) for batch in examples.pieces(PIECE)])
+    values = in_pieces(lambda batch: losses(task, model, batch), examples)
     return torch.where(examples.mask, values, 0).sum() / examples.count
 
 

@@ -48,9 +48,8 @@ class PersonalFedEM(MeanFieldEM):
         ValueError: a setting out of its range, a family that isn't a mixture, or a biased compressor.
 
     >>> import torch
-    >>> from archipel.data.federation import Federation
-    >>> from archipel.fit import fit
-    >>> from archipel.families.gaussian import GaussianMixture
+    >>> from archipel import Federation, PersonalFedEM, fit
+    >>> from archipel.families import GaussianMixture
     >>> x = torch.tensor([[-5.0], [-4.0], [4.0], [5.0]])
     >>> both, high = (x, torch.zeros(4)), (x[2:], torch.zeros(2))  # y isn't used
     >>> start = {"weight": torch.ones(2) / 2, "mean": torch.tensor([[-1.0], [1.0]]), "covariance": torch.ones(2, 1)}

@@ -57,9 +57,9 @@ class VRFedEM(MeanFieldEM):
     Raises:
         ValueError: a setting out of its range, or a biased compressor.
 
-    >>> from archipel.data.federation import Federation
-    >>> from archipel.fit import fit
-    >>> from archipel.families.gaussian import GaussianMixture
+    >>> import torch
+    >>> from archipel import Federation, VRFedEM, fit
+    >>> from archipel.families import GaussianMixture
     >>> x = torch.randn(60, 1, generator=torch.Generator().manual_seed(0))
     >>> low, high = (x[:20] - 5, torch.zeros(20)), (x[20:] + 5, torch.zeros(40))  # y isn't used
     >>> start = {"weight": torch.ones(2) / 2, "mean": torch.tensor([[-1.0], [1.0]]), "covariance": torch.ones(2, 1)}

@@ -12,6 +12,7 @@ from archipel.core import keys
 from archipel.core.examples import Examples
 from archipel.core.trees import Tree, stack
 from archipel.learning import batch_norm
+from archipel.learning.batch_norm import BatchNorm
 from archipel.learning.networks import Copies, linear_init
 from archipel.learning.sgd import Batch
 from archipel.learning.tasks import Supervised
@@ -59,6 +60,16 @@ class Experts:
         """``(n, C, K)``, and the buffers afterwards."""
         z, buffers = self.encoder(params["encoder"], params.get("buffers", {}), x, train)
         return self.answers(params["heads"], z), buffers
+
+    def embed(self, model: Tree, x: Tensor, policy: BatchNorm) -> Tensor:
+        """All experts' outputs; x itself where clients normalise by statistics of their own."""
+        return x if batch_norm.is_local(policy, model) else self.outputs(model, x)[0]
+
+    def own(self, model: Tree, client: Tree, embedded: Tensor, policy: BatchNorm) -> Tensor:
+        """The outputs that a client predicts with, ``(n, C, K)``, from what :meth:`embed` returned."""
+        if not batch_norm.is_local(policy, model):
+            return embedded
+        return self.outputs(batch_norm.receive(policy, model, client), embedded)[0]
 
     def answers(self, heads: Tree, z: Tensor) -> Tensor:
         """The heads' outputs ``(n, C, K)`` on features ``(n, C, features)``, or ``(n, 1, features)`` for all heads."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Protocol
 
 from torch import Tensor
 
@@ -24,6 +23,8 @@ from archipel.learning.tasks import Supervised, Task
 
 LOCAL = SGD(lr=0.01, steps=10, batch=128, momentum=0.9, schedule="cosine")
 """The local solver of the FedSPM paper's comparison."""
+ROUTING = SGD(lr=0.01, steps=15, batch=128, momentum=0.95, schedule="cosine")
+"""The solver of that paper's density-ratio block."""
 PLAIN = replace(LOCAL, momentum=0.0)
 """The same for methods that read gradients off where local steps end."""
 
@@ -223,56 +224,3 @@ def answer(task: Task, model: Tree, embedded: Tensor) -> Tensor:
     """What a model's head says of features, as the task's ``predict`` says it of x."""
     assert isinstance(task, Supervised)
     return task.criterion.report(linear(model["head"], embedded))
-
-
-# What methods that are no SharedModel yet call.
-
-
-class SharesAModel(Protocol):
-    """An algorithm as the functions here see it."""
-
-    @property
-    def task(self) -> Task: ...
-
-    @property
-    def local(self) -> SGD: ...
-
-    @property
-    def weights(self) -> Weights: ...
-
-    @property
-    def batch_norm(self) -> BatchNorm: ...
-
-    def statistics(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """A step: BatchNorm's statistics of ``message["model"]`` on the client's training data."""
-
-
-def enrol(algorithm: SharesAModel, model: Tree) -> Tree:
-    """What a client keeps for the shared model's sake: statistics where they are local, momentum where it is kept."""
-    return remember(algorithm.local, batch_norm.keep(algorithm.batch_norm, {}, model), zeros_like(trained(model)))
-
-
-def broadcast(algorithm: SharesAModel, model: Tree, clients: Clients) -> Tree:
-    """The message: the model and the round's learning rate."""
-    sent = batch_norm.broadcast(algorithm.batch_norm, model)
-    return {"model": sent, "lr": algorithm.local.rate(clients.round, clients.rounds)}
-
-
-def train(
-    algorithm: SharesAModel, client: Tree, message: Tree, data: ClientData, key: Tensor, shift: Shift | None = None
-) -> tuple[Tree, Solution]:
-    """A local run from the message's model: the client's new state, and where the run ended."""
-    start = batch_norm.receive(algorithm.batch_norm, message["model"], client)
-    end = algorithm.local.minimise(
-        algorithm.task.loss, start, data.train, key, message["lr"], client.get("velocity"), shift
-    )
-    client = batch_norm.keep(algorithm.batch_norm, client, end.params)
-    return remember(algorithm.local, client, end.velocity), end
-
-
-def refreshed(algorithm: SharesAModel, model: Tree, clients: Clients, key: Tensor) -> Tree:
-    """The new shared model; under ``"recompute"`` with statistics of its own, which costs one more exchange."""
-    if algorithm.batch_norm != "recompute" or "buffers" not in model:
-        return model
-    key = keys.fold(key, "statistics")
-    return model | {"buffers": clients.mean(algorithm.statistics, {"model": model}, key, algorithm.weights)}
