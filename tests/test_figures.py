@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.image import imread
 
 from archipel import Federation, Run
@@ -92,3 +93,17 @@ def test_routing_confusion_counts_rows(federation) -> None:
     run = Stubborn(None, {}, [], Facts.of(federation))
     shares = routing_confusion(run, federation).axes[0].images[0].get_array()
     assert np.array_equal(shares, [[0, 0, 100]] * 3)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10])
+@pytest.mark.parametrize("kind", ["table", "image"])
+def test_no_panel_of_the_federation_figure_vanishes(classes, kind) -> None:
+    rng = np.random.default_rng(0)
+    shape = (4,) if kind == "table" else (1, 8, 8)
+    arrays = [(rng.normal(size=(20, *shape)), np.arange(20) % classes) for _ in range(3)]
+    figure = federation_figure(Federation.from_arrays(arrays, names=["Nice", "Lyon", "Sophia Antipolis"]))
+    FigureCanvasAgg(figure).draw()
+    for axes in figure.axes:
+        inches = axes.get_window_extent().transformed(figure.dpi_scale_trans.inverted())
+        assert inches.height > (0.15 * classes if axes is figure.axes[-1] else 0.3)
+        assert inches.width > 0.3

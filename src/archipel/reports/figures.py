@@ -28,6 +28,9 @@ HATCHES = ("", "///", "...", "xxx")
 MOST_CLIENTS = 16
 """More columns than this can't be read; the first ones are shown."""
 
+LEAST_HEIGHT = 1.6
+"""Inches of the panel of labels: below, its captions leave nothing of it."""
+
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     """Writes ``name.pdf`` and ``name.png`` and returns their paths. Nothing is opened."""
@@ -112,7 +115,7 @@ def federation_figure(federation: Federation) -> Figure:
     mixed = all("component" in client.truth.get("train", {}) for client in clients)
     components = 1 + max(int(client.truth["train"]["component"].max()) for client in clients) if mixed else 1
     pictures = components if federation.inputs.kind == "image" else 0
-    heights = [1.0] * pictures + [0.9] * mixed + [0.24 * len(federation.classes) + 0.3]
+    heights = [1.0] * pictures + [0.9] * mixed + [max(0.24 * len(federation.classes) + 0.3, LEAST_HEIGHT)]
     figure = Figure(figsize=(2.0 + 0.85 * len(clients), 0.4 + 0.92 * sum(heights)), layout="constrained")
     grid = figure.add_gridspec(len(heights), len(clients), height_ratios=heights)
     for c in range(pictures):
