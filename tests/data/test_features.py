@@ -8,13 +8,17 @@ import torch
 from scipy import sparse
 from torch import nn
 
-from archipel import SGD, FedAvg, Federation, Run, classification, fit
+from archipel import SGD, FedAvg, FedEM, Federation, Run, classification, fit
+from archipel.core import keys
 from archipel.core.trees import leaves
 from archipel.data import Inputs, compose, natural
 from archipel.data.features import as_stored, column_names
 from archipel.data.shifts.feature_shifts import Affine
 from archipel.data.sources.folders import client_files
 from archipel.em.estimators import FederatedFactorModel, FederatedGaussianMixture, FederatedRegressionMixture
+from archipel.em.starts import KMeansPlusPlus
+from archipel.families.factor import FactorModel
+from archipel.families.gaussian import GaussianMixture
 
 X = pd.DataFrame({"age": [60.0, 70.0, 65.0, 65.0], "sbp": [120.0, 130.0, 125.0, 125.0]})
 Y = [0, 1, 0, 1]
@@ -262,3 +266,19 @@ def test_a_colour_photograph_is_one_query():
     equal = np.repeat(photograph[..., :1], 3, axis=2)
     assert torch.equal(grey.prepare(equal), grey.prepare(photograph[..., 0]))
     assert grey.prepare(photograph[..., 0]).shape == (1, 1, 8, 8)
+
+
+def test_federated_em_far_from_zero_is_right_about_a_centre_and_refuses_without():
+    """Seconds since 1970, in one Gaussian: the variance is that of the numbers less 1.7e9."""
+    x = 1.7e9 + np.random.default_rng(0).normal(size=(400, 1))
+    federation = Federation.from_arrays([(x[:150], np.zeros(150)), (x[150:], np.zeros(250))], test=0.0)
+    centred = GaussianMixture(1, 1, centre=federation.inputs.mean)
+    start = {"weight": torch.ones(1), "mean": torch.tensor([[1.7e9]]), "covariance": torch.ones(1, 1, 1)}
+    run = fit(FedEM(centred, start), federation, rounds=3)
+    # The family adds a ridge of 1e-6; of float64, 1.7e9 keeps 2e-7
+    assert float(run.server["theta"]["covariance"]) == pytest.approx((x - 1.7e9).var(), abs=1e-5)
+    for made in (start, KMeansPlusPlus(GaussianMixture(1, 1))):
+        with pytest.raises(ValueError, match=r"Give centre=federation\.inputs\.mean"):
+            fit(FedEM(GaussianMixture(1, 1), made), federation, rounds=3)
+    with pytest.raises(ValueError, match="FactorModel's centre is so far from column 0"):
+        fit(FedEM(FactorModel(1, 1), FactorModel(1, 1, centre=(1.7e9,)).initial(keys.key(0))), federation, rounds=1)

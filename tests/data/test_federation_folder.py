@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import stat
 import struct
 from hashlib import sha256
 
@@ -159,3 +160,17 @@ def test_truth_that_cannot_be_saved_is_named(federation, tmp_path):
     with pytest.raises(TypeError, match="truth/how/0 is <built-in function print>"):
         odd.save(tmp_path / "odd")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o755), (0o077, 0o700), (0o027, 0o750)])
+def test_folders_are_as_open_as_the_mask_says_or_as_they_were(federation, tmp_path, mask, mode):
+    before = os.umask(mask)
+    try:
+        federation.save(tmp_path / "lab")
+        assert stat.S_IMODE((tmp_path / "lab").stat().st_mode) == mode
+        assert stat.S_IMODE((tmp_path / "lab" / "truth.safetensors").stat().st_mode) == mode & 0o666
+        (tmp_path / "lab").chmod(0o710)
+        federation.save(tmp_path / "lab")
+        assert stat.S_IMODE((tmp_path / "lab").stat().st_mode) == 0o710
+    finally:
+        os.umask(before)

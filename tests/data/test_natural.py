@@ -1,5 +1,6 @@
 """Federations of natural clients: whose examples they are, how they're split, and that nothing is copied."""
 
+import warnings
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from archipel import classification
 from archipel.data.natural import natural
 from archipel.data.sources.leaf import femnist
 from archipel.data.sources.scikit import digits
@@ -215,3 +217,15 @@ def test_gaps_may_be_kept(data_dir):
     federation = natural(partial(crossbill, data_dir), missing="keep")
     assert len(federation) == 4
     assert bool(torch.isnan(federation.clients[0].train["x"]).any())
+
+
+def test_networks_on_missing_values_are_warned_of(data_dir):
+    holes = natural(heart_disease(data_dir), missing="keep")
+    assert holes.inputs.missing
+    with pytest.warns(UserWarning, match=r"missing values .*Impute them before"):
+        classification(torch.nn.Linear(13, 2), holes)
+    whole = natural(heart_disease(data_dir, missing="impute-median"))
+    assert not whole.inputs.missing
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        classification(torch.nn.Linear(13, 2), whole)

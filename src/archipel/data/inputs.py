@@ -39,6 +39,7 @@ class Inputs:
         resizing: how images of other sizes are brought to `shape`: "stretch", or "crop", which keeps proportions and
             cuts at the centre.
         double: whether values are stored as float64, where float32 would lose what tells them apart.
+        missing: whether values are missing (NaN) in the training examples.
 
     >>> inputs = Inputs("table", shape=(2,), scale=1.0, mean=(1.0, 2.0), std=(1.0, 2.0))
     >>> inputs.normalise(torch.tensor([[1.0, 4.0]]))
@@ -53,6 +54,7 @@ class Inputs:
     features: tuple[str, ...] = ()
     resizing: Resizing = "stretch"
     double: bool = False
+    missing: bool = False
 
     def __post_init__(self) -> None:
         # Read back from JSON or YAML, tuples are lists.
@@ -104,7 +106,7 @@ class Inputs:
         """
         sent = [channel_sums(x, kind) for x in columns]
         count: int | Tensor = sum(number for number, _ in sent)
-        if any(bool(sums.isnan().any()) for _, sums in sent):
+        if missing := any(bool(sums.isnan().any()) for _, sums in sent):
             there = [channel_sums((~torch.isnan(x)).float(), kind)[1][0] for x in columns]
             count = torch.stack(there).sum(0).clamp(min=1)
             sent = [channel_sums(x.nan_to_num(0.0), kind) for x in columns]
@@ -127,6 +129,7 @@ class Inputs:
             features=features,
             resizing=resizing,
             double=double,
+            missing=missing,
         )
 
     def refitted(self, columns: Sequence[Tensor]) -> Self:

@@ -17,7 +17,15 @@ from torch import Tensor
 from archipel.core import checks, keys
 from archipel.core.trees import Tree
 from archipel.families.covariance import KINDS, from_triangle, outer_triangle, triangle_of
-from archipel.families.family import check_centre, check_table, from_centre, mean_in_pieces, rows_in_pieces, to_centre
+from archipel.families.family import (
+    check_centre,
+    check_reach,
+    check_table,
+    from_centre,
+    mean_in_pieces,
+    rows_in_pieces,
+    to_centre,
+)
 from archipel.families.mixture import FLOOR, with_ones
 from archipel.families.shrinkage import InverseWishart, check_prior
 
@@ -87,6 +95,10 @@ class FactorModel:
 
     def check(self, batch: Tree) -> None:
         check_table("FactorModel", batch["x"], self.dimension, missing=True)
+
+    def check_reach(self, theta: Tree) -> None:
+        """Raise ValueError for a mean so far from the centre that second moments about it lose their digits."""
+        check_reach("FactorModel", theta["mean"], theta["loading"].square().sum(-1) + theta["noise"], self.centre)
 
     def initial(self, key: Tensor, scale: float = 1.0) -> Tree:
         """Draw parameters to start from: random loadings, the mean at the centre, noise of variance ``scale``².

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -113,6 +113,29 @@ def check_centre(owner: str, centre: tuple[float, ...] | None, d: int) -> None:
     if not numbers or len(centre) != d:
         raise ValueError(
             f"{owner}'s centre must be a tuple of {d} finite numbers, one for each dimension; given {centre!r}."
+        )
+
+
+REACH = 1e7
+"""Standard deviations from the centre beyond which a variance has two correct digits at most: (1e7)² · 2⁻⁵³ is 0.01."""
+
+
+@runtime_checkable
+class Centred(Protocol):
+    """A family whose statistics are moments about a centre."""
+
+    def check_reach(self, theta: Tree) -> None:
+        """Raise ValueError for parameters so far from the centre that moments about it lose their digits."""
+
+
+def check_reach(owner: str, mean: Tensor, variance: Tensor, centre: tuple[float, ...] | None) -> None:
+    """Raise ValueError if a mean lies more than `REACH` standard deviations from the centre."""
+    far = from_centre(mean, centre).abs() / variance.clamp(min=1e-300).sqrt()
+    if bool((far > REACH).any()):
+        column = int(far.amax(tuple(range(far.dim() - 1))).argmax())
+        raise ValueError(
+            f"{owner}'s centre is so far from column {column}, {float(far.max()):.0e} of its standard deviations, that "
+            "rounding would leave nothing of variances. Give centre=federation.inputs.mean, or standardise the columns."
         )
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from archipel.core import checks, keys
 from archipel.core.trees import Tree
 from archipel.families.covariance import KINDS, Covariance, with_covariances
-from archipel.families.family import check_centre, check_table, from_centre, rows_in_pieces, to_centre
+from archipel.families.family import check_centre, check_reach, check_table, from_centre, rows_in_pieces, to_centre
 from archipel.families.mixture import TINY, Mixture, draw_components, proportions, safe_log
 from archipel.families.shrinkage import Ridge, Shrinkage
 
@@ -90,6 +90,13 @@ class GaussianMixture(Mixture):
 
     def check(self, batch: Tree) -> None:
         check_table("GaussianMixture", batch["x"], self.dimension)
+
+    def check_reach(self, theta: Tree) -> None:
+        """Raise ValueError for components so far from the centre that second moments about it lose their digits."""
+        covariance = theta["covariance"]
+        full = self.covariance in ("full", "tied")
+        variance = covariance.diagonal(dim1=-2, dim2=-1) if full else covariance
+        check_reach("GaussianMixture", theta["mean"], variance, self.centre)
 
     # The E-step's features and weights
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -148,7 +149,7 @@ def classification(encoder: nn.Module, federation: Described, *, initial: Initia
             "The federation's targets are numbers, not classes: use archipel.regression for it. If they mean classes, "
             "give them to Federation.from_arrays as whole numbers or text, or name the classes with classes=[…]."
         )
-    network = Network(encoder, federation.inputs, initial)
+    network = _network(encoder, federation.inputs, initial)
     return Supervised(network, network.features(), federation.outputs, CrossEntropy())
 
 
@@ -174,5 +175,16 @@ def regression(encoder: nn.Module, federation: Described, *, initial: Initial = 
     """
     if federation.classes is not None:
         raise ValueError("The federation's targets are classes: use archipel.classification for it.")
-    network = Network(encoder, federation.inputs, initial)
+    network = _network(encoder, federation.inputs, initial)
     return Supervised(network, network.features(), federation.outputs, SquaredError())
+
+
+def _network(encoder: nn.Module, inputs: Inputs, initial: Initial) -> Network:
+    if inputs.missing:
+        warnings.warn(
+            "The federation's examples have missing values (NaN), and of NaN a network makes NaN. Impute them before, "
+            "unless the encoder replaces them.",
+            UserWarning,
+            stacklevel=3,
+        )
+    return Network(encoder, inputs, initial)

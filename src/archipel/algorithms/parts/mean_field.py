@@ -23,7 +23,7 @@ from archipel.core import checks, keys
 from archipel.core.examples import ClientData, Examples
 from archipel.core.trees import Tree, add, leaves, norm, tree_map, zeros_like
 from archipel.core.vmap import inside_vmap
-from archipel.families.family import Family
+from archipel.families.family import Centred, Family
 
 Memory = Literal["start", "zero", "off"]
 Rate = float | Callable[[int], float]
@@ -126,6 +126,8 @@ class MeanFieldEM(Algorithm):
             ) from error
         statistics, outside = self.family.project(pooled)
         theta = self.family.maximise(statistics)
+        if isinstance(self.family, Centred):
+            self.family.check_reach(theta)
         server = {"statistics": statistics, "theta": theta, "projected": outside.to(torch.int64)}
         mean = clients.everyone.mean(self.expect, {"theta": theta}, key) if self.memory == "start" else None
         return server | self._first_memory(statistics, mean)
