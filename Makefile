@@ -16,6 +16,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache --no-logo
 
 # Arguments follow as in `make speed ARGS="--fast --only W1,W2"`; `make speed ARGS=--help` lists them.
 speed: $(READY)

@@ -8,12 +8,13 @@ from archipel import Federation
 from archipel.data.divide import divide, latent_components
 from archipel.data.dual_heterogeneity import dual_heterogeneity
 from archipel.data.partitions.by_name import make_partition
+from archipel.data.resizing import resize
 from archipel.data.shifts.colours import Hue, feddrm
 from archipel.data.shifts.compose import SHIFTS, compose, make_shift
 from archipel.data.shifts.feature_shifts import Affine, Missing
 from archipel.data.shifts.image_shifts import Brightened, Cast, Coloured, Inverted, Rotated
 from archipel.data.shifts.label_shifts import Keep, NoisyLabels, PermuteLabels
-from archipel.data.shifts.transforms import client_casts, grey_to_rgb, resize
+from archipel.data.shifts.transforms import client_casts, grey_to_rgb
 from archipel.data.sources.scikit import digits
 from archipel.data.sources.source import Source
 

@@ -6,6 +6,7 @@ from fractions import Fraction
 import pytest
 import torch
 
+from archipel.data.resizing import resize
 from archipel.data.shifts.transforms import (
     brighten,
     client_casts,
@@ -15,7 +16,6 @@ from archipel.data.shifts.transforms import (
     grey_to_rgb,
     invert_green,
     invert_grey,
-    resize,
 )
 
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from archipel.data.client import Client, Columns
 from archipel.data.federation import Federation
 from archipel.data.partitions.splits import check_fractions, dirichlet_by_class, train_test_split
-from archipel.data.shifts.transforms import client_casts, client_transform, component_transform, grey_to_rgb, resize
+from archipel.data.resizing import resize
+from archipel.data.shifts.transforms import client_casts, client_transform, component_transform, grey_to_rgb
 from archipel.data.sources.source import Source
 
 # Smaller images are enlarged to this: twice the digits' 8×8, whose bilinear weights are exact, and the least that two

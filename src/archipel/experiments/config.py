@@ -12,8 +12,7 @@ from archipel.algorithm import Algorithm
 from archipel.engines.setting import EngineName, Setting
 from archipel.experiments.data_sections import DividedData, NaturalData, OwnData
 from archipel.experiments.methods import AnyMethod
-from archipel.experiments.network_sections import EncoderSection
-from archipel.experiments.sections import CohortSection, Positive, Section
+from archipel.experiments.sections import CohortSection, EncoderSection, Positive, Section
 from archipel.learning.tasks import Described, classification, regression
 
 SETTING = tuple(field.name for field in fields(Setting))

@@ -16,8 +16,7 @@ from archipel.algorithms.fedavg import FedAvg
 from archipel.algorithms.feddyn import FedDyn
 from archipel.algorithms.fedprox import FedProx
 from archipel.compress.compressor import Compressor
-from archipel.experiments.network_sections import RouterSection
-from archipel.experiments.sections import CompressorSection, Positive, Section
+from archipel.experiments.sections import CompressorSection, Positive, RouterSection, Section
 from archipel.learning.networks import Network
 from archipel.learning.sgd import SGD
 from archipel.learning.tasks import Described, Supervised

@@ -14,7 +14,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 # Gains of a colour cast. The strong channel keeps its values, so that contrast survives; the weak one keeps half, so
 # that red and blue clients differ by a factor of two. Conspicuous, and still something that a router has to learn: with
@@ -30,8 +29,6 @@ RAMP_PEAK = 50
 
 # Client transforms that can be told apart: 2 colours × 2 vertical × 2 horizontal.
 CLIENT_TRANSFORMS = 8
-
-Resizing = Literal["stretch", "crop"]
 
 # Images a step where floats are needed: 4096 of 3×28×28 take 39 MB.
 BATCH = 4096
@@ -137,40 +134,6 @@ def component_transform(images: Tensor, components: Tensor) -> Tensor:
     """
     odd = (components % 2 == 1).view(-1, 1, 1, 1)
     return torch.where(odd, invert_green(images) if images.shape[1] == 3 else invert_grey(images), images)
-
-
-def resize(images: Tensor, height: int, width: int, how: Resizing = "stretch") -> Tensor:
-    """Resize images (n, C, H, W), uint8 or float, bilinearly, smoothed where they shrink; uint8 is rounded.
-
-    Args:
-        images: (n, C, H, W).
-        height: of the result.
-        width: of the result.
-        how: "stretch" changes proportions where they differ; "crop" keeps them: the images are scaled until they
-            cover the size, and cut at the centre.
-
-    >>> resize(torch.tensor([[[[0, 100]]]], dtype=torch.uint8), 1, 4).flatten().tolist()
-    [0, 25, 75, 100]
-    >>> resize(torch.tensor([[[[0, 50, 100]]]], dtype=torch.uint8), 1, 1, "crop").flatten().tolist()
-    [50]
-    """
-    if height < 1 or width < 1:
-        raise ValueError(f"the size asked for is {height}×{width}; both sides are at least 1 pixel.")
-    if tuple(images.shape[2:]) == (height, width):
-        return images
-    if how == "crop":
-        scale = max(height / images.shape[2], width / images.shape[3])
-        covering = max(height, round(images.shape[2] * scale)), max(width, round(images.shape[3] * scale))
-        images = resize(images, *covering)
-        top, left = (covering[0] - height) // 2, (covering[1] - width) // 2
-        return images[:, :, top : top + height, left : left + width].contiguous()
-
-    def one(part: Tensor) -> Tensor:
-        sized = functional.interpolate(part.float(), (height, width), mode="bilinear", antialias=True)
-        return sized if images.is_floating_point() else sized.round_().clamp_(0, 255).to(images.dtype)
-
-    parts = [one(part) for part in torch.split(images, BATCH)] if len(images) else []
-    return torch.cat(parts) if parts else images.new_zeros(0, images.shape[1], height, width)
 
 
 def _check_rgb(images: Tensor) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 from archipel.experiments.config import RunConfig
 from archipel.experiments.explain import nearest
 from archipel.experiments.methods import SECTIONS, Local
-from archipel.experiments.network_sections import RouterSection
 from archipel.experiments.reading import validate
+from archipel.experiments.sections import RouterSection
 
 
 @dataclass(frozen=True)
