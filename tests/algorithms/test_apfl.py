@@ -36,7 +36,7 @@ def mixtures(run):
 def test_the_trajectory_on_paper(engine):
     algorithm = APFL(Quadratic(), SGD(lr=0.1, steps=1, batch=None), alpha=0.25)
     run = fit(algorithm, scalars(*THREE), rounds=3, setting=Setting(engine=ENGINES[engine]))
-    assert of_server(run) == pytest.approx(1.09874074, abs=1e-8)  # ORACLES.md
+    assert of_server(run) == pytest.approx(1.09874074, abs=1e-8)  # docs/methods/personalised.md
     assert mixtures(run)[:, 0] == pytest.approx((0.81801714, 0.84903928, 1.01948785), abs=1e-8)
 
 
@@ -63,7 +63,7 @@ def test_the_fixed_points(problem, alpha, steps, lr):
         assert mixtures(run)[:, 0] == pytest.approx(a, abs=1e-5)
         assert omega == pytest.approx((a - (1 - alpha) * theta) / alpha)
     if problem is TWO:
-        assert (theta, *omega) == pytest.approx((0.8, -0.8, 1.2))  # ORACLES.md
+        assert (theta, *omega) == pytest.approx((0.8, -0.8, 1.2))  # docs/methods/personalised.md
 
 
 def simulated(A, a, rho, ids_of_rounds, *, lr, steps, alpha, adaptive=False, averaging=None):

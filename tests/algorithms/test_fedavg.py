@@ -61,7 +61,7 @@ def test_three_scalar_clients_end_where_local_steps_pull_them(engine, steps, val
     A, a = [1.0, 2.0, 4.0], [0.0, 1.0, 3.0]
     theta = end(scalars(A, a), rounds, lr=0.1, steps=steps, engine=ENGINES[engine])
     expected = limit(np.reshape(A, (3, 1, 1)), np.reshape(a, (3, 1)), [1, 1, 1], 0.1, steps)
-    assert expected[0] == pytest.approx(value, abs=1e-6)  # ORACLES.md
+    assert expected[0] == pytest.approx(value, abs=1e-6)  # docs/methods/averaging.md
     # The slowest contraction is 1 − 0.1 · 7/3 a round: (0.767)^120 is 1e-14.
     assert theta == pytest.approx(expected, abs=1e-9)
 

@@ -20,7 +20,7 @@ from archipel.engines.setting import Setting
 
 def test_the_product_of_experts_is_the_normalised_product_of_densities():
     mean, variance = product(torch.tensor(1 / 1 + 1 / 0.5), torch.tensor(1 / 1 + 3 / 0.5))
-    assert (float(mean), float(variance)) == pytest.approx((1.75, 0.25))  # ORACLES.md
+    assert (float(mean), float(variance)) == pytest.approx((1.75, 0.25))  # docs/methods/representation.md
 
     def density(z):
         return norm.pdf(z) * norm.pdf(z, 1, 1) * norm.pdf(z, 3, 0.5**0.5)

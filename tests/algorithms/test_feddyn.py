@@ -37,7 +37,7 @@ def test_the_trajectory_with_exact_solves(engine):
         setting=Setting(engine=ENGINES[engine]),
         callbacks=[lambda moment: found.append(moment.server["model"]["theta"].item())],
     )
-    assert found == pytest.approx((2.044444, 1.962469, 1.942804, 1.945583), abs=1e-6)  # ORACLES.md
+    assert found == pytest.approx((2.044444, 1.962469, 1.942804, 1.945583), abs=1e-6)  # docs/methods/averaging.md
 
 
 @pytest.mark.parametrize("steps", [1, 5])

@@ -75,7 +75,7 @@ def test_the_proximal_map_is_radial_and_continuous():
 def test_two_clients_end_where_the_paper_and_pencil_say(gap, expected):
     run = fit(fpfc(steps=3), scalars([1.0, 1.0], [0.0, gap]), rounds=60, setting=Setting(engine="loop"))
     ends = states_of(run.clients, "model")[:, 0]
-    assert ends[1] - ends[0] == pytest.approx(expected, abs=1e-6)  # ORACLES.md
+    assert ends[1] - ends[0] == pytest.approx(expected, abs=1e-6)  # docs/methods/personalised.md
     assert ends.mean() == pytest.approx(gap / 2, abs=1e-6)
 
 

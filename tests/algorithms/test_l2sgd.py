@@ -36,7 +36,7 @@ def stepping(lr):
 def test_the_trajectory_on_paper(engine):
     algorithm = L2SGD(Quadratic(), stepping(0.3), penalty=1.0, p=0.4, coins=(0, 0, 1, 1, 0))
     run = fit(algorithm, scalars(*THREE), rounds=2, setting=Setting(engine=ENGINES[engine]))
-    expected = (0.39158951, 0.85493827, 2.6566358)  # ORACLES.md
+    expected = (0.39158951, 0.85493827, 2.6566358)  # docs/methods/personalised.md
     assert of_clients(run, "model")[:, 0] == pytest.approx(expected, abs=1e-7)
     assert [record["iterations"] for record in run.history] == [4, 1]
     # Two exchanges for five steps: a model (and a loss) up; the second mean isn't used and isn't sent.

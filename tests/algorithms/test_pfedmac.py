@@ -41,14 +41,14 @@ def limit(A, a, rho, penalty, rate, rounds):
 def test_one_local_round(engine, rounds):
     run = fit(mac(), scalars(*THREE), rounds=rounds, setting=Setting(engine=engine))
     left = 10 * (7 / 24) ** (rounds - 1)  # ηλ = 1: θ ← mean ω, which shrinks by λ mean A⁻¹
-    assert run.server["model"]["theta"].item() == pytest.approx(32 / 17, abs=left)  # ORACLES.md
+    assert run.server["model"]["theta"].item() == pytest.approx(32 / 17, abs=left)  # docs/methods/personalised.md
     assert states_of(run.clients, "personal")[:, 0] == pytest.approx(np.array([16, 25, 55]) / 17, abs=left)
 
 
 def test_several_local_rounds():
     A, a = (np.array(values) for values in THREE)
     expected = limit(A[:, None, None], a[:, None], np.ones(3), 0.5, 0.5, 5)
-    assert expected[0] == pytest.approx(1.787192, abs=1e-6)  # ORACLES.md
+    assert expected[0] == pytest.approx(1.787192, abs=1e-6)  # docs/methods/personalised.md
     run = fit(mac(rate=0.5, local_rounds=5), scalars(*THREE), rounds=14, setting=Setting(engine="loop"))
     # what a round leaves is the mean of (I − ηλB)⁵: 0.38, and 0.38^14 = 1e-6
     assert run.server["model"]["theta"].item() == pytest.approx(expected[0], abs=1e-5)
@@ -62,7 +62,7 @@ def test_sparse_models_are_soft_thresholded():
         rounds=14,
         setting=Setting(engine="loop"),
     )
-    assert run.server["model"]["theta"].item() == pytest.approx(25 / 17, abs=1e-6)  # ORACLES.md
+    assert run.server["model"]["theta"].item() == pytest.approx(25 / 17, abs=1e-6)  # docs/methods/personalised.md
     assert states_of(run.clients, "personal")[:, 0] == pytest.approx(np.array([4, 19, 52]) / 17, abs=1e-6)
 
 

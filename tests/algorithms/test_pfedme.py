@@ -49,7 +49,7 @@ def test_local_rounds_pull_the_shared_model(local_rounds, value):
     M = A / (A + 1)
     N = 1 - (1 - 0.1 * M) ** local_rounds
     theta = N @ a / N.sum()
-    assert theta == pytest.approx(value, abs=1e-6)  # ORACLES.md
+    assert theta == pytest.approx(value, abs=1e-6)  # docs/methods/personalised.md
     algorithm = PFedMe(Quadratic(), EXACT, penalty=1.0, rate=0.1, local_rounds=local_rounds)
     server, clients = a_round(algorithm, scalars(*THREE), [theta])
     # Rounds are contractions by 1 − mean N. Inner solves end within 1e-11.

@@ -1,5 +1,5 @@
 """APFL. Y. Deng, M. M. Kamani, M. Mahdavi: Adaptive personalized federated learning. arXiv 2003.13461, 2020. Equation
-numbers are those of the page on personalised algorithms.
+numbers are those of docs/methods/personalised.md.
 """
 
 from __future__ import annotations

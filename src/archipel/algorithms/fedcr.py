@@ -1,6 +1,6 @@
 """FedCR. H. Zhang, C. Li, W. Dai, J. Zou, H. Xiong: FedCR: personalized federated learning based on across-client
-common representation with conditional mutual information regularization. ICML 2023. Equation numbers are those of the
-page on personalised algorithms.
+common representation with conditional mutual information regularization. ICML 2023. Equation numbers are those of
+docs/methods/representation.md.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class FedCR(SharedModel):
         local: the local solver.
         beta: β, 0 or above.
         encoder: ``"stochastic"``, or ``"deterministic"``: Σ(x) = 0, which needs β = 0, since the KL is infinite.
-        weights: of the encoders' mean: ``"uniform"`` as on the page, or ``"examples"``. The product knows no weights.
+        weights: of the encoders' mean: ``"uniform"``, or ``"examples"``. The product knows no weights.
         batch_norm: what becomes of the statistics of the encoder's BatchNorm: ``"share"``, ``"local"`` or
             ``"recompute"``.
 

@@ -1,5 +1,5 @@
 """FedDyn. D. A. E. Acar, Y. Zhao, R. Matas Navarro, M. Mattina, P. N. Whatmough, V. Saligrama: Federated learning based
-on dynamic regularization. ICLR 2021. Equation numbers are those of the page on personalised algorithms.
+on dynamic regularization. ICLR 2021. Equation numbers are those of docs/methods/averaging.md.
 """
 
 from __future__ import annotations

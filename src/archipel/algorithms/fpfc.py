@@ -1,5 +1,5 @@
 """FPFC. X. Yu, Z. Liu, W. Wang, Y. Sun: Clustered federated learning based on nonconvex pairwise fusion. arXiv
-2211.04218. Equation numbers are those of the page on personalised algorithms, where it says so the paper's.
+2211.04218. Equation numbers are those of docs/methods/personalised.md, or the paper's where it says so.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class FPFC(Algorithm):
         xi: ξ, above 0: differences up to it are smoothed.
         a: where the penalty flattens, above 1 + 1/ρ (3.7 is usual).
         rho: ρ, above 0.
-        pairs: which are updated where some clients aren't sampled: ``"both"``, pairs of which both are, as on the page,
+        pairs: which are updated where some clients aren't sampled: ``"both"``, pairs of which both are, the default,
             or ``"either"``, pairs of which one is, as the authors' program does it (which updates those of which both
             are twice; here it is once).
         final: what clients end with: their ``"own"`` models, or the means of their ``"clusters"``.

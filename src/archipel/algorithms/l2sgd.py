@@ -1,5 +1,5 @@
 """L2SGD. F. Hanzely, P. Richtárik: Federated learning of a mixture of global and local models. arXiv 2002.05516, 2020.
-Equation numbers are those of the page on personalised algorithms.
+Equation numbers are those of docs/methods/personalised.md.
 """
 
 from __future__ import annotations

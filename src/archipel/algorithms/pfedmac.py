@@ -1,6 +1,6 @@
 """pFedMac. Y. Li, X. Liu, X. Zhang, Y. Shao, Q. Wang, Y. Geng: Personalized federated learning via maximizing
-correlation with sparse and hierarchical extensions. arXiv 2107.05330, 2021. Equation numbers are those of the page on
-personalised algorithms.
+correlation with sparse and hierarchical extensions. arXiv 2107.05330, 2021. Equation numbers are those of
+docs/methods/personalised.md.
 """
 
 from __future__ import annotations

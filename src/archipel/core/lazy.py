@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -43,17 +44,19 @@ class LazyPackage(ModuleType):
         return sorted({*super().__dir__(), *self.__all__})
 
 
-def export(package: str) -> None:
+def export(package: str, defined_in: Mapping[str, str] | None = None) -> None:
     """Let a package export the names of its stub.
 
     A line ``from other import *`` of the stub exports the public names of another package as well.
 
     Args:
         package: the name of the package, ``__name__`` in its ``__init__.py``.
+        defined_in: the module of each name; default: the stub says so.
     """
     module = sys.modules[package]
     module.__class__ = LazyPackage
-    names, starred = _read(Path(str(module.__file__)).with_suffix(".pyi"))
+    stub = Path(str(module.__file__)).with_suffix(".pyi")
+    names, starred = _read(stub) if defined_in is None else (dict(defined_in), ())
     module._defined_in, module._starred = names, starred  # type: ignore[attr-defined]
     more = [name for other in starred for name in import_module(other).__all__]
     module.__all__ = sorted([*names, *more])  # type: ignore[attr-defined]
