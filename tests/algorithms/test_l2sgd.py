@@ -43,6 +43,21 @@ def test_the_trajectory_on_paper(engine):
     assert [record["uplink"] for record in run.history] == [3 * 16] * 2
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_steps_towards_a_weighted_mean_move_it(engine):
+    (A, a), sizes, lr, p = THREE, [1, 2, 5], 0.2, 0.4
+    federation = scalars(A, a, sizes)
+    algorithm = L2SGD(Quadratic(), stepping(lr), penalty=1.0, p=p, weights="examples", coins=(0, 1, 1))
+    run = fit(algorithm, federation, rounds=1, setting=Setting(engine=ENGINES[engine]))
+    rho, theta = np.array(sizes) / 8, np.zeros(3)
+    theta = theta - lr * rho / (1 - p) * np.array(A) * (theta - np.array(a))
+    for _ in range(2):  # the gradient of λ/2 Σ ρ_k ‖θ_k − θ̄‖² as it is, in every step
+        theta = theta - lr / p * rho * (theta - rho @ theta)
+    assert of_clients(run, "model")[:, 0] == pytest.approx(theta, abs=1e-12)
+    assert theta == pytest.approx((0.18691, 0.48889, 1.99087), abs=5e-6)  # docs/methods/personalised.md
+    assert of_server(run) == pytest.approx(rho @ theta, abs=1e-12)
+
+
 def optimum(A, a, rho, penalty):
     """The personal models, and their mean."""
     M = proximal_map(A, penalty)
@@ -113,6 +128,7 @@ def test_vector_clients_by_hand_with_partial_participation(engine, weights):
         mean = np.average(theta[ids], axis=0, weights=rho[ids])
         for _ in range(together):
             theta[ids] -= (lr * penalty * rho[:, None] / p * (theta - mean))[ids]
+            mean = np.average(theta[ids], axis=0, weights=rho[ids])
     assert of_clients(run, "model") == pytest.approx(theta, abs=1e-13)
     assert of_server(run) == pytest.approx(mean, abs=1e-13)
 

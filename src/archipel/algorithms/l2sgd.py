@@ -33,17 +33,18 @@ class L2SGD(SharedModel):
         with probability 1 − p:  θ_k ← θ_k − η/(K(1 − p)) ∇f_k(θ_k), at the clients;
         with probability p:      θ_k ← θ_k − ηλ/(Kp) (θ_k − θ̄).
 
-    Steps of the second kind don't move θ̄, so that models are exchanged only where the coin turns from the first kind
-    to the second, p(1 − p) times a step. A round is what lies between: the server draws how many local steps there are
-    until then, every client makes them and sends its model, gets the mean, and makes the steps towards it. The rounds'
-    info counts the steps (``iterations``). With a constant η the models hover about the minimiser, within O(η).
+    A round is a run of steps of the first kind and the run of the second kind that follows: the server draws how many
+    there are, every client makes its local steps, sends its model, gets the mean, and makes the steps towards it. With
+    equal weights steps of the second kind leave θ̄ where it is, so that a round is one exchange, p(1 − p) a step of the
+    coin. With ``weights="examples"`` they move θ̄, and each of them is an exchange more. The rounds' info counts the
+    steps (``iterations``). With a constant η the models hover about the minimiser, within O(η).
 
     Args:
         task: the model and its loss.
         local: η, minibatches, momentum within a round's local steps, …; it is one step of the coin, so ``steps=1``.
         penalty: λ, 0 or above.
         p: the probability of a step towards the mean, in (0, 1).
-        weights: of clients in both sums: ``"uniform"``, 1/K, as in the paper, or ``"examples"``, n_k/n for 1/K.
+        weights: ρ_k, of clients in both sums and in θ̄: ``"uniform"``, 1/K, as in the paper, or ``"examples"``, n_k/n.
         batch_norm: what becomes of the mean's BatchNorm statistics; personal models keep their own.
         coins: coins to follow instead of drawing them (1 = towards the mean); they make a limited number of rounds.
 
@@ -96,9 +97,14 @@ class L2SGD(SharedModel):
         message = {"steps": torch.tensor(alone), "lr": rate / (1 - self.p), "share": share}
         mean = clients.mean(self.descend, message, key, self.weights)
         model = server["model"] | mean["model"]
-        if together:
-            message = {"mean": trained(model), "steps": torch.tensor(together), "lr": rate * self.penalty / self.p}
-            clients.apply(self.approach, message | {"share": share}, key)
+        message = {"lr": rate * self.penalty / self.p, "share": share}
+        if self.weights == "examples":  # a step moves the mean, so that each needs the one before
+            for _ in range(together):
+                message |= {"mean": trained(model), "steps": torch.tensor(1)}
+                model = model | clients.mean(self.approach_and_send, message, key, self.weights)
+        elif together:
+            message |= {"mean": trained(model), "steps": torch.tensor(together)}
+            clients.apply(self.approach, message, key)
         return {"model": self.refreshed(model, clients, key)}, {"loss": mean["loss"], "iterations": alone + together}
 
     def descend(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
@@ -117,10 +123,15 @@ class L2SGD(SharedModel):
         return client, {"model": batch_norm.send(self.batch_norm, client["model"]), "loss": loss}
 
     def approach(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """M steps towards a mean that they don't move: what is between it and the model shrinks m times."""
+        """Make steps towards a mean that they do not move: each shrinks what lies between it and the model."""
         left = (1 - message["lr"] * message["share"]) ** message["steps"]
         nearer = tree_map(lambda p, c: c + left.to(p.dtype) * (p - c), trained(client["model"]), message["mean"])
         return client | {"model": client["model"] | nearer}, {}
+
+    def approach_and_send(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
+        """Make a step towards the mean, and send the new model for the next mean."""
+        client, _ = self.approach(client, message, data, key)
+        return client, trained(client["model"])
 
     def own_model(self, server: Tree, client: Tree) -> Tree:
         return client["model"]
