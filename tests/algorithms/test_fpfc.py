@@ -42,10 +42,13 @@ def value(t, penalty, xi, a):
     return at_lambda + (a * penalty * (t - penalty) - (t**2 - penalty**2) / 2) / (a - 1)
 
 
-def test_the_penalty_integrates_its_slope():
-    t = np.linspace(0, 6, 60_001)
-    integrated = np.concatenate([[0], np.cumsum((slope(t[1:], **PENALTY) + slope(t[:-1], **PENALTY)) / 2 * 1e-4)])
-    assert integrated == pytest.approx([value(x, **PENALTY) for x in t], abs=1e-6)
+@pytest.mark.parametrize(("rho", "a"), [(1.0, 3.7), (2.5, 2.0), (0.6, 3.7)])
+def test_the_proximal_map_balances_the_slope_of_the_penalty(rho, a):
+    settings = PENALTY | {"a": a}
+    n = torch.linspace(0.001, a + 3, 5_000, dtype=torch.float64)
+    t = (shrinkage(n, rho=rho, **settings) * n).numpy()
+    # where t minimises g(t) + ρ/2 (t − n)², g'(t) = ρ (n − t)
+    assert slope(t, **settings) == pytest.approx(rho * (n.numpy() - t), abs=1e-9)
 
 
 @pytest.mark.parametrize(("rho", "a"), [(1.0, 3.7), (2.5, 2.0), (0.6, 3.7)])

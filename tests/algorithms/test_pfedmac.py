@@ -171,6 +171,29 @@ class TestThreeTiers:
         personal = np.stack([a[k] + lam * np.linalg.solve(A[k], phi[e]) for e, m in enumerate(self.edges) for k in m])
         assert states_of(run.clients, "personal") == pytest.approx(personal, abs=1e-3)  # from φ before its last step
 
+    @pytest.mark.parametrize(("rounds", "edge_rounds"), [(1, 1), (3, 1), (1, 3), (3, 2)])
+    def test_rounds_are_those_on_paper_for_several_local_rounds_and_steps_of_edges(self, rounds, edge_rounds):
+        A, a, local = curved()
+        lam, rate, beta, pull, step = 0.5, 0.7, 0.8, 0.3, 0.9
+        tiers = {"edge_penalty": pull, "edge_rate": step, "edge_rounds": edge_rounds}
+        algorithm = mac(3, local, penalty=lam, rate=rate, local_rounds=rounds, mixing=beta, **tiers)
+        phi, shared = [np.zeros(3), np.zeros(3)], np.zeros(3)
+        edges = tuple(map(torch.tensor, self.edges))
+        for _, server, _, _ in rounds_of(algorithm, federation_of(A, a), 3, edges=edges):
+            for e, members in enumerate(self.edges):
+                for _ in range(edge_rounds):
+                    ends = dict.fromkeys(members, phi[e])
+                    for k in members:
+                        for _ in range(rounds):
+                            omega = a[k] + lam * np.linalg.solve(A[k], ends[k])
+                            ends[k] = ends[k] - rate * lam * (ends[k] - omega)
+                    change = np.mean(list(ends.values()), axis=0) - phi[e]
+                    phi[e] = phi[e] + beta * (change + rounds * rate * pull * shared)
+            shared = shared - step * pull * (shared - np.mean(phi, axis=0))
+            # inner solves end where gradients are below 1e-10
+            assert server["edges"]["theta"].numpy() == pytest.approx(np.stack(phi), abs=1e-8)
+            assert theta(server["model"]) == pytest.approx(shared, abs=1e-8)
+
     def test_an_edge_of_which_nobody_takes_part_stays(self):
         A, a, local = curved()
         algorithm, edges = mac(3, local), tuple(map(torch.tensor, self.edges))

@@ -121,3 +121,11 @@ def test_it_runs_from_a_configuration_and_predicts(tmp_path):
     assert torch.equal(*answers)
     _, again = reevaluate(tmp_path)
     assert again.metrics == run.metrics
+
+
+def test_that_examples_leave_their_clients_is_told(caplog):
+    A, a = arrays()
+    with caplog.at_level("WARNING", logger="archipel"):
+        fit(pooled(), federation_of(A, a, SIZES), rounds=1)
+    assert "Pooled collects all training examples at the server, 17 of 4 clients" in caplog.text
+    assert "checkpoints hold them" in caplog.text

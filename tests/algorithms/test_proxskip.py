@@ -1,5 +1,7 @@
 """ProxSkip (Scaffnew): its fixed point and invariant, its iterations in numpy, and the acceleration it is known for."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
@@ -48,6 +50,65 @@ def test_the_sum_of_h_stays_zero_whoever_takes_part():
     for _, _, clients, _ in rounds_of(algorithm, federation_of(A, a, SIZES), 30, PAIRS, unreliable):
         assert rho @ states_of(clients, "h") == pytest.approx(np.zeros(3), abs=1e-12)
     assert abs(states_of(clients, "h")).max() > 0.1
+
+
+class Losing:
+    """Loses one of the two exchanges of a round, the training (0) or the correction (1), with some clients."""
+
+    def __init__(self, lost):
+        self.lost, self.asked = lost, Counter()
+
+    def __call__(self, round, client):
+        self.asked[round, client] += 1
+        return (round, client, self.asked[round, client] - 1) not in self.lost
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_client_whose_training_was_lost_is_not_corrected(engine):
+    rho = shares("examples", SIZES[:3])
+    for rounds in range(2, 5):
+        algorithm = skip(p=0.5, weights="examples", coins=(1,) * 4)
+        answers = Losing({(1, 2, 0)})
+        run = fit(
+            algorithm,
+            scalars(*THREE, SIZES[:3]),
+            rounds=4,
+            until=rounds,
+            answers=answers,
+            setting=Setting(engine=ENGINES[engine]),
+        )
+        assert rho @ states_of(run.clients, "h")[:, 0] == pytest.approx(0, abs=1e-15)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_correction_that_was_lost_is_made_when_the_client_is_back(engine):
+    rho, sums = shares("examples", SIZES[:3]), []
+    # Client 2 misses the corrections of rounds 1 and 3, and in round 2 answers nothing: its debt of round 1 stays.
+    lost = {(1, 2, 1), (2, 2, 0), (2, 2, 1), (3, 2, 2)}
+    for rounds in range(1, 7):
+        run = fit(
+            skip(p=0.5, weights="examples", coins=(1,) * 400),
+            scalars(*THREE, SIZES[:3]),
+            rounds=400,
+            until=rounds,
+            answers=Losing(lost),
+            setting=Setting(engine=ENGINES[engine]),
+        )
+        sums.append(rho @ states_of(run.clients, "h")[:, 0])
+        assert ("owed" in run.server) == (rounds in (2, 3, 4))
+    assert sums[0] == pytest.approx(0, abs=1e-15)
+    assert min(abs(sums[1]), abs(sums[2]), abs(sums[3])) > 1e-3
+    assert sums[4:] == pytest.approx([0, 0], abs=1e-15)
+
+
+def test_lost_corrections_leave_the_end_where_it_is():
+    rho = shares("examples", SIZES[:3])
+    A, a = (np.array(t) for t in THREE)
+    lost = {(t, t % 3, 1) for t in range(60)}
+    run = fit(skip(p=0.5, weights="examples"), scalars(*THREE, SIZES[:3]), rounds=400, answers=Losing(lost))
+    best = (rho * A * a).sum() / (rho * A).sum()
+    assert theta(run.server["model"])[0] == pytest.approx(best, abs=1e-6)
+    assert states_of(run.clients, "h")[:, 0] == pytest.approx(A * (best - a), abs=1e-6)
 
 
 def test_the_optimum_is_a_fixed_point_whatever_the_number_of_steps():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,8 @@ from archipel.core.examples import ClientData, Examples
 from archipel.core.trees import Tree, tree_map, zeros_like
 from archipel.learning.sgd import SGD, trained
 from archipel.learning.tasks import Task
+
+log = logging.getLogger("archipel")
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +52,11 @@ class Pooled(Algorithm):
     local: SGD = LOCAL
 
     def init_server(self, clients: Clients, key: Tensor) -> Tree:
+        log.warning(
+            "Pooled collects all training examples at the server, %d of %d clients, and its checkpoints hold them.",
+            int(clients.sizes.sum()),
+            clients.population,
+        )
         model = self.task.init(key)
         # In an order that doesn't tell whose an example is.
         order = keys.permutation(keys.fold(key, "pool"), int(clients.sizes.sum()))

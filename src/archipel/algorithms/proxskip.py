@@ -12,7 +12,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from archipel.algorithm import Clients, Info, Weights
+from archipel.algorithm import Clients, Info, NoReplyError, Weights
 from archipel.algorithms.parts.shared_model import PLAIN, SharedModel
 from archipel.core import keys
 from archipel.core.checks import Interval
@@ -40,7 +40,8 @@ class ProxSkip(SharedModel):
     sends it. It ends with the mean going back to those it was made of, so that a round costs one model up and two down:
     one to start from, since the last round's clients may have been others, and one to correct h_k by. With partial
     participation the mean is over those who answered; Σ ρ_k h_k stays 0 and θ* stays a fixed point, but the rate is no
-    longer the theorem's.
+    longer the theorem's. A client that misses its correction gets it when it next takes part, before it steps again;
+    until then Σ ρ_k h_k is not 0.
 
     Args:
         task: the model and its loss.
@@ -79,13 +80,42 @@ class ProxSkip(SharedModel):
         return super().init_server(clients, key) | {"iteration": torch.tensor(0)}
 
     def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
+        clients, owed = self.settled(server, clients, key)
         steps = self.iterations(int(server["iteration"]), key)
         message = self.broadcast(server, clients)
         mean = clients.mean(self.train, message | {"steps": torch.tensor(steps)}, key, self.weights)
         model = server["model"] | mean["model"]
-        clients.apply(self.correct, {"mean": trained(model), "lr": message["lr"]}, key)
+        correction = {"mean": trained(model), "lr": message["lr"]}
+        missed = self.unconfirmed(clients, correction, key)
+        if bool(missed.any()):
+            owed = owed | {str(clients.round): {"correction": correction, "who": missed}}
         model = self.refreshed(model, clients, key)
-        return {"model": model, "iteration": server["iteration"] + steps}, {"loss": mean["loss"], "steps": steps}
+        new = {"model": model, "iteration": server["iteration"] + steps} | ({"owed": owed} if owed else {})
+        return new, {"loss": mean["loss"], "steps": steps}
+
+    def settled(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Clients, Tree]:
+        """Send corrections that were missed in earlier rounds: the clients who owe none, and what is still owed.
+
+        The next local run would overwrite the x̂_k that the correction needs.
+        """
+        owed: Tree = {}
+        for round, debt in server.get("owed", {}).items():
+            asked = clients.ids[debt["who"][clients.ids]]
+            who = debt["who"].index_fill(0, asked, False)
+            if len(asked):
+                who = who | self.unconfirmed(clients.only(asked), debt["correction"], key)
+                clients = clients.only(clients.ids[~who[clients.ids]])
+            if bool(who.any()):
+                owed[round] = debt | {"who": who}
+        return clients, owed
+
+    def unconfirmed(self, clients: Clients, correction: Tree, key: Tensor) -> Tensor:
+        """Send a correction: ``(m,)`` bool, true for those of the clients whose confirmation is missing."""
+        missing = torch.zeros(clients.population, dtype=torch.bool).index_fill(0, clients.ids, True)
+        try:
+            return missing.index_fill(0, clients.collect(self.correct, correction, key).ids, False)
+        except NoReplyError:
+            return missing
 
     def iterations(self, done: int, key: Tensor) -> int:
         """How many iterations the round has: up to the first coin that turns up, that one included."""
