@@ -253,12 +253,14 @@ def test_a_configuration_names_the_inner_algorithm_and_the_compressor(tmp_path):
 
 def test_what_cant_be_is_refused(uneven, task):
     fedavg = FedAvg(task, BLOCK)
-    with pytest.raises(TypeError, match=r"inner is an algorithm.*given the class FedAvg"):
+    with pytest.raises(TypeError, match=r"inner must be an algorithm.*given the class FedAvg"):
         Compressing(FedAvg, FINE)
-    with pytest.raises(TypeError, match=r"uplink is a compressor.*given the class Natural"):
+    with pytest.raises(TypeError, match=r"uplink must be a compressor.*given the class Natural"):
         Compressing(fedavg, Natural)
-    with pytest.raises(ValueError, match=r"entries are names.*given 'model'"):
+    with pytest.raises(TypeError, match=r"entries must be a list of names.*given a str"):
         Compressing(fedavg, FINE, entries="model")
+    with pytest.raises(ValueError, match="entries must name at least one entry"):
+        Compressing(fedavg, FINE, entries=())
     with pytest.raises(ValueError, match=r"Nothing that clients of Local send can be compressed.*their replies hold"):
         fit(Compressing(Local(Quadratic(), SGD(lr=0.1, steps=1, batch=None)), FINE), scalars(*TWO), rounds=1)
     fpfc = FPFC(task, replace(BLOCK, keep_momentum=False), penalty=0.5, xi=0.05)

@@ -454,11 +454,11 @@ def test_a_start_may_be_a_strategy():
     ("settings", "message"),
     [
         ({"rate": 0.0}, "FedEM's rate must be above 0 and finite; given 0.0"),
-        ({"alpha": -1.0}, "FedEM's alpha must be above 0 and finite; given -1.0"),
+        ({"alpha": -1.0}, "FedEM's alpha must be above 0 and finite, or None; given -1.0"),
         ({"alpha": 0.5, "memory": "off"}, "alpha moves the memories, and memory='off' keeps none"),
         ({"memory": True}, "FedEM's memory must be 'start', 'zero' or 'off'; given True"),
         ({"batch": 0}, "FedEM's batch must be a whole number of at least 1; given 0"),
-        ({"participation": 0.0}, r"share of clients that take part on average, in \(0, 1\].*given 0.0"),
+        ({"participation": 0.0}, r"participation must lie in \(0, 1\], or None; given 0.0"),
         ({"participation": 1.5}, "given 1.5"),
         ({"participation": "all"}, "FedEM's participation must be a number; given 'all'"),
         ({"rate": "0.5"}, "FedEM's rate must be a number; given '0.5'"),
@@ -473,10 +473,16 @@ def test_what_cant_be_is_refused(settings, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"family": GaussianMixture}, "family is a model such as GaussianMixture.*given the class GaussianMixture"),
-        ({"start": torch.zeros(2)}, "start is a dict of the family's parameters.*given a Tensor"),
-        ({"compressor": Dithering}, "compressor is Identity.*given the class Dithering"),
-        ({"compressor": None}, "compressor is Identity.*given a NoneType"),
+        (
+            {"family": GaussianMixture},
+            "family must be a model of archipel.families, such as GaussianMixture.*given the class GaussianMixture",
+        ),
+        ({"start": torch.zeros(2)}, "start must be a dict of the family's parameters.*given a Tensor"),
+        (
+            {"compressor": Dithering},
+            "compressor must be a compressor of archipel.compress, such as.*given the class Dithering",
+        ),
+        ({"compressor": None}, "compressor must be a compressor.*given a NoneType"),
     ],
 )
 def test_what_is_of_another_kind_is_refused(settings, message):

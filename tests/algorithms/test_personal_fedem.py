@@ -53,7 +53,7 @@ def test_minibatches_move_weights_by_their_share():
 
 
 def test_what_cant_be_is_refused():
-    with pytest.raises(ValueError, match=r"family is a mixture.*given a FactorModel"):
+    with pytest.raises(TypeError, match=r"family must be a mixture.*given a FactorModel"):
         PersonalFedEM(FactorModel(2, 1), START)
     with pytest.raises(ValueError, match="pseudo_count must be 0 or above"):
         PersonalFedEM(FAMILY, START, pseudo_count=-1.0)

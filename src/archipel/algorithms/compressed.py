@@ -13,21 +13,11 @@ from torch import Tensor
 from archipel.algorithm import Algorithm, Clients, Info
 from archipel.algorithms.parts.sending import ERRORS, Packing, Sending
 from archipel.compress.compressor import Compressor
-from archipel.core.checks import kind_of
 from archipel.core.examples import ClientData
 from archipel.core.trees import Tree
 
-OFFERED = (
-    "task",
-    "predict",
-    "predict_global",
-    "personalises",
-    "adapt",
-    "route",
-    "embed",
-    "predict_embedded",
-    "route_embedded",
-)
+OFFERED = ("task", "predict", "predict_global", "personalises", "adapt", "route")
+EMBEDDED = ("embed", "predict_embedded", "route_embedded")
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,16 +68,11 @@ class Compressing(Algorithm):
     feedback: bool = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.inner, Algorithm):
-            raise TypeError(f"Compressing's inner is an algorithm, FedAvg(…), say; given {kind_of(self.inner)}.")
-        if isinstance(self.uplink, type) or not all(hasattr(self.uplink, n) for n in ("omega", "bits", "decode")):
-            raise TypeError(
-                f"Compressing's uplink is a compressor, Dithering(levels=4), say; given {kind_of(self.uplink)}."
-            )
-        if isinstance(self.entries, str) or self.entries == ():
-            raise ValueError(f"Compressing's entries are names of entries, ('model',), say; given {self.entries!r}.")
+        super().__post_init__()
+        if not (self.entries is None or self.entries):
+            raise ValueError("Compressing's entries must name at least one entry, ('model',), say, or be None.")
         # Both states are the inner algorithm's, so what it offers is offered here, and nothing else is.
-        for name in OFFERED:
+        for name in OFFERED + EMBEDDED:
             if hasattr(self.inner, name):
                 object.__setattr__(self, name, getattr(self.inner, name))
 

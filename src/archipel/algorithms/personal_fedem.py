@@ -10,7 +10,7 @@ from torch import Tensor
 
 from archipel.algorithm import Clients, Info
 from archipel.algorithms.parts.mean_field import MeanFieldEM
-from archipel.core import checks
+from archipel.core.checks import NonNegative
 from archipel.core.examples import ClientData
 from archipel.core.trees import Tree
 from archipel.families.mixture import Mixture
@@ -61,16 +61,7 @@ class PersonalFedEM(MeanFieldEM):
     """
 
     family: Mixture
-    pseudo_count: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.family, Mixture):
-            raise ValueError(
-                "PersonalFedEM's family is a mixture, such as GaussianMixture(components, dimension), whose weights "
-                f"can be personal; given {checks.kind_of(self.family)}."
-            )
-        checks.at_least_zero("PersonalFedEM", pseudo_count=self.pseudo_count)
+    pseudo_count: NonNegative = 1.0
 
     def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
         return super().init_client(message, data, key) | {"weight": message["server"]["theta"]["weight"]}

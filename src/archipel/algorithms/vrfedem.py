@@ -11,7 +11,7 @@ from torch import Tensor
 
 from archipel.algorithm import Clients, Info
 from archipel.algorithms.parts.mean_field import MeanFieldEM
-from archipel.core import checks
+from archipel.core.checks import PositiveInt
 from archipel.core.examples import ClientData
 from archipel.core.trees import Tree, add
 
@@ -70,12 +70,8 @@ class VRFedEM(MeanFieldEM):
     (tensor([0.3333, 0.6667], dtype=torch.float64), [240, 20, 20, 20, 60, 20, 20, 20])
     """
 
-    batch: int = field(kw_only=True)
-    inner: int = field(kw_only=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checks.positive_int("VRFedEM", batch=self.batch, inner=self.inner)
+    batch: PositiveInt = field(kw_only=True)
+    inner: PositiveInt = field(kw_only=True)
 
     def init_server(self, clients: Clients, key: Tensor) -> Tree:
         zero = torch.zeros((), dtype=torch.int64)

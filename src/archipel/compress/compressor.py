@@ -13,12 +13,17 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from archipel.core.checks import kind_of
+from archipel.core.checks import kind_of, setting
 from archipel.core.trees import Compressed
 
 DTYPES = (torch.float32, torch.float64)
 
 
+def _packs(value: object) -> bool:
+    return all(hasattr(value, name) for name in ("omega", "bits", "decode")) and not isinstance(value, type)
+
+
+@setting("a compressor of archipel.compress, such as Dithering(levels=4)", _packs)
 class Compressor(Protocol):
     """A frozen dataclass that packs a tensor. It draws from a key and uses tensor operations only, as vmap needs."""
 

@@ -22,9 +22,15 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from archipel.core.checks import setting
 from archipel.core.trees import Tree, add, tree_map
 
 
+def _describes(value: object) -> bool:
+    return hasattr(value, "statistics") and not isinstance(value, type)
+
+
+@setting("a model of archipel.families, such as GaussianMixture(components, dimension)", _describes)
 class Family(Protocol):
     """A latent-variable model of curved exponential type; implementations are frozen dataclasses.
 

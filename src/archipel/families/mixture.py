@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from archipel.core import keys
+from archipel.core.checks import setting
 from archipel.core.trees import Tree, tree_map
 from archipel.families.family import mean_in_pieces
 
@@ -21,6 +22,7 @@ TINY = 1e-300
 """The least argument of logarithms and the least divisor: it avoids 0 · (−∞), which is NaN."""
 
 
+@setting("a mixture, such as GaussianMixture(components, dimension), whose weights can be personal")
 class Mixture(ABC):
     """A family whose latent is one of K components; see :class:`archipel.families.family.Family`."""
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -20,12 +20,12 @@ from torch import Tensor
 from archipel.algorithm import Algorithm, Clients, DivergenceError, Info, NoReplyError, Step
 from archipel.compress.compressor import Compressor, Identity
 from archipel.core import checks, keys
+from archipel.core.checks import Interval, Positive, PositiveInt
 from archipel.core.examples import ClientData, Examples
 from archipel.core.trees import Tree, add, leaves, norm, tree_map, zeros_like
 from archipel.core.vmap import inside_vmap
 from archipel.families.family import Centred, Family
 
-Memory = Literal["start", "zero", "off"]
 Rate = float | Callable[[int], float]
 Start = Tree | Callable[[Clients, Tensor], Tree]
 
@@ -59,55 +59,27 @@ class MeanFieldEM(Algorithm):
     start: Start
     compressor: Compressor = Identity()
     rate: Rate = 1.0
-    alpha: float | None = None
-    batch: int | None = None
+    alpha: Positive | None = None
+    batch: PositiveInt | None = None
     replacement: bool = False
-    memory: Memory = "start"
-    participation: float | None = None
+    memory: Literal["start", "zero", "off"] = "start"
+    participation: Annotated[float, Interval(0, 1, "(]")] | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         owner = type(self).__name__
-        if not hasattr(self.family, "statistics") or isinstance(self.family, type):
-            raise TypeError(
-                f"{owner}'s family is a model such as GaussianMixture(components, dimension) of archipel.families; "
-                f"given {checks.kind_of(self.family)}."
-            )
-        if isinstance(self.start, dict):
+        if not callable(self.rate):
+            checks.above_zero(owner, rate=self.rate)
+        if not callable(self.start):
             _check_start(owner, self.start)
-        elif not callable(self.start):
-            raise TypeError(
-                f"{owner}'s start is a dict of the family's parameters, or a function (clients, key) → such a dict; "
-                f"given {checks.kind_of(self.start)}."
-            )
-        if not hasattr(self.compressor, "unbiased") or isinstance(self.compressor, type):
-            raise TypeError(
-                f"{owner}'s compressor is Identity() or another of archipel.compress, such as Dithering(levels=4); "
-                f"given {checks.kind_of(self.compressor)}."
-            )
         if not self.compressor.unbiased:
             raise ValueError(
                 f"{owner} needs an unbiased compressor, whose errors average out over clients and rounds; "
                 f"{type(self.compressor).__name__} is biased. Identity, Dithering, QSGD, BlockQuantisation, Natural "
                 "and RandK are unbiased."
             )
-        checks.one_of(owner, "memory", self.memory, "start", "zero", "off")
-        if not callable(self.rate):
-            checks.above_zero(owner, rate=self.rate)
-        if self.batch is not None:
-            checks.positive_int(owner, batch=self.batch)
-        if self.alpha is not None:
-            checks.above_zero(owner, alpha=self.alpha)
-            if self.memory == "off":
-                raise ValueError(
-                    f"{owner}'s alpha moves the memories, and memory='off' keeps none: leave one of them out."
-                )
-        if self.participation is not None:
-            checks.number(owner, participation=self.participation)
-            if not 0 < self.participation <= 1:
-                raise ValueError(
-                    f"{owner}'s participation is the share of clients that take part on average, in (0, 1], or None "
-                    f"for the share that each round's cohort has; given {self.participation}."
-                )
+        if self.alpha is not None and self.memory == "off":
+            raise ValueError(f"{owner}'s alpha moves the memories, and memory='off' keeps none: leave one of them out.")
 
     # The server
 
@@ -258,6 +230,11 @@ class MeanFieldEM(Algorithm):
 
 
 def _check_start(owner: str, start: Tree) -> None:
+    if not isinstance(start, dict):
+        raise TypeError(
+            f"{owner}'s start must be a dict of the family's parameters, or a function (clients, key) → such a dict; "
+            f"given {checks.kind_of(start)}."
+        )
     for name, value in start.items():
         if not isinstance(value, Tensor):
             raise TypeError(f"{owner}'s start holds tensors; its {name} is {checks.kind_of(value)}.")
