@@ -10,7 +10,7 @@ from archipel import Federation, Run
 from archipel.data import digits, dual_heterogeneity
 from archipel.reports.figures import COLOURS, accuracy_curves, federation_figure, routing_confusion, save
 from archipel.runs.facts import Facts
-from archipel.runs.run import Routing
+from archipel.runs.routing import Routing
 
 HISTORY = [
     {"round": 1},

@@ -233,6 +233,14 @@ class Routes(Protocol):
 
 
 @runtime_checkable
+class HasRoutingPrior(Protocol):
+    """Routes by a prior of its own; of other routers the prior over clients is n_i/n."""
+
+    def routing_prior(self, server: Tree) -> Tensor:
+        """Return ``(m,)`` shares of the clients among queries, which the posterior of ``route`` contains."""
+
+
+@runtime_checkable
 class RoutesEmbedded(Protocol):
     """Routes by what it embeds, too: then one pass serves routing and answers."""
 

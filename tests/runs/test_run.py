@@ -8,7 +8,20 @@ import pytest
 import torch
 from torch import nn
 
-from archipel import SGD, Algorithm, FedAvg, Federation, FedSPM, Network, Run, classification, fit, load, regression
+from archipel import (
+    SGD,
+    Algorithm,
+    FedAvg,
+    FedDRM,
+    Federation,
+    FedSPM,
+    Network,
+    Run,
+    classification,
+    fit,
+    load,
+    regression,
+)
 from archipel.core.trees import flatten
 from archipel.engines.setting import Setting
 from archipel.runs.answers import vote
@@ -266,3 +279,43 @@ def test_a_run_is_read_with_the_frozen_parameters_it_was_trained_with(uneven, tm
         load(tmp_path, algorithm(0.25))
     with pytest.raises(ValueError, match="another rounds and algorithm"):
         fit(algorithm(0.25), uneven, rounds=3, folder=tmp_path)
+
+
+def test_a_prior_is_put_in_place_of_the_shares_of_the_training(routed):
+    """Bayes' rule by hand: the posterior under n_i/n, divided by n_i and multiplied by the new shares."""
+    own, sizes = routed.route(QUERIES).probabilities.double(), torch.tensor(routed.facts.sizes, dtype=torch.float64)
+    for prior, shares in (
+        ("uniform", torch.ones(4, dtype=torch.float64)),
+        ([0.1, 0.0, 2.0, 1.0], torch.tensor([0.1, 0.0, 2.0, 1.0], dtype=torch.float64)),
+        (np.array([1, 2, 3, 4]), torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)),
+    ):
+        expected = own / sizes * shares
+        found = routed.route(QUERIES, prior=prior)
+        torch.testing.assert_close(
+            found.probabilities.double(), expected / expected.sum(1, keepdim=True), rtol=1e-5, atol=1e-6
+        )
+        assert torch.equal(found.clients, expected.argmax(1))
+        answers = routed.predict(QUERIES, prior=prior)
+        assert answers.answered_by == [routed.facts.names[i] for i in expected.argmax(1).tolist()]
+    same = routed.route(QUERIES, prior=routed.facts.sizes).probabilities
+    torch.testing.assert_close(same, routed.route(QUERIES).probabilities)
+
+
+def test_a_method_with_a_prior_of_its_own_has_it_replaced(uneven):
+    drm = FedDRM(classification(nn.Linear(3, 4), uneven), SGD(lr=0.2, steps=5))
+    run = fit(drm, uneven, rounds=2)
+    flat = replace(run, algorithm=replace(drm, prior="uniform"))
+    torch.testing.assert_close(run.route(QUERIES, prior="uniform").probabilities, flat.route(QUERIES).probabilities)
+    torch.testing.assert_close(
+        flat.route(QUERIES, prior=flat.facts.sizes).probabilities, run.route(QUERIES).probabilities
+    )
+    torch.testing.assert_close(flat.route(QUERIES, prior="uniform").probabilities, flat.route(QUERIES).probabilities)
+
+
+@pytest.mark.parametrize(
+    "prior", ["flat", [1.0], [1, 1, 1, -1], [0, 0, 0, 0], [1, 1, 1, float("nan")], ["a"] * 4, 3, {"client-0": 1}]
+)
+def test_what_is_no_prior_is_refused(routed, prior):
+    for ask in (routed.route, routed.predict):
+        with pytest.raises(ValueError, match="a share of 0 or above for each of the 4 clients"):
+            ask(QUERIES, prior=prior)

@@ -114,6 +114,11 @@ class FedDRM(SharedModel):
             ratios = ratios + _log_shares(server)
         return torch.log_softmax(ratios, dim=-1)
 
+    def routing_prior(self, server: Tree) -> Tensor:
+        """Return ``(m,)`` shares: ρ, or 1/m."""
+        sizes: Tensor = server["sizes"]
+        return torch.ones(len(sizes)) / len(sizes) if self.prior == "uniform" else sizes / sizes.sum()
+
     def _log_ratios(self, server: Tree, z: Tensor) -> Tensor:
         return linear(server["model"]["clients"], z) - _log_shares(server)
 

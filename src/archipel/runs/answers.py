@@ -24,6 +24,7 @@ from archipel.algorithm import (
 from archipel.core.examples import ClientData
 from archipel.core.trees import PerClient, Tree, leaves, row, tree_map
 from archipel.engines.setting import DEFAULT, Setting
+from archipel.runs.routing import reweighted
 
 PIECE = 512
 """Examples in a forward pass."""
@@ -74,10 +75,18 @@ def posteriors(
 
 
 def most_likely(
-    algorithm: Routes, server: Tree, x: Tensor, queries: Tree, setting: Setting = DEFAULT
+    algorithm: Routes,
+    server: Tree,
+    x: Tensor,
+    queries: Tree,
+    setting: Setting = DEFAULT,
+    weight: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return ``(n,)`` the most likely client of each query, and its probability; arguments as :func:`posteriors`."""
-    found = [posterior.max(-1) for posterior in posteriors(algorithm, server, x, queries, setting)]
+    """Return ``(n,)`` the most likely client of each query, and its probability.
+
+    Arguments are those of :func:`posteriors`, and ``weight`` of :func:`reweighted`.
+    """
+    found = [reweighted(one, weight).max(-1) for one in posteriors(algorithm, server, x, queries, setting)]
     return torch.cat([most.indices for most in found]), torch.cat([most.values for most in found]).exp()
 
 

@@ -25,31 +25,9 @@ from archipel.runs.answers import PIECE, Ballot, answer, embed, most_likely
 from archipel.runs.evaluate import Evaluation, evaluate
 from archipel.runs.facts import Facts
 from archipel.runs.identity import frozen_digest
+from archipel.runs.routing import Prior, Routing, reweighted, reweighting
 from archipel.states.checkpoint import Checkpoint
 from archipel.states.table import States
-
-
-@dataclass(frozen=True)
-class Routing:
-    """The clients that queries belong to.
-
-    Args:
-        clients: ``(n,)`` int64, the most likely client of each query.
-        probabilities: ``(n, m)`` posterior over clients.
-        names: the clients' names.
-    """
-
-    clients: Tensor
-    probabilities: Tensor
-    names: tuple[str, ...]
-
-    def ranked(self, top: int = 3) -> list[list[tuple[str, float]]]:
-        """Return each query's most likely clients with their probabilities, best first."""
-        best = self.probabilities.topk(min(top, len(self.names)))
-        return [
-            [(self.names[i], p) for i, p in zip(ids, ps, strict=True)]
-            for ids, ps in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        ]
 
 
 @dataclass(frozen=True)
@@ -144,14 +122,21 @@ class Run:
             torch.set_num_threads(threads)
 
     @torch.no_grad()
-    def route(self, x: Values) -> Routing:
+    def route(self, x: Values, prior: Prior | None = None) -> Routing:
         """Return the client that each query most likely belongs to.
+
+        The posterior is proportional to π_i p_i(x), with p_i the client's density of x and π the prior. By default
+        π_i = n_i/n, the client's share of the training examples (of methods with a prior of their own it is that one).
+        A query that several clients may explain then goes to the large ones, and a small hospital is rarely chosen.
 
         Args:
             x: raw queries, as the training data were before preparation.
+            prior: where queries come from: ``"uniform"``, equally often from each client, or ``(m,)`` shares of the
+                clients among the queries, which need not add up to 1; ``None``: as above.
 
         Raises:
             TypeError: the algorithm has no router.
+            ValueError: the prior isn't a share for each client.
         """
         if not isinstance(self.algorithm, Routes):
             raise TypeError(
@@ -159,20 +144,23 @@ class Run:
                 "client with predict(x, client=NAME)."
             )
         queries = self.facts.inputs.prepare(x)
-        posterior = torch.cat([self.algorithm.route(self.server, piece) for piece in queries.split(PIECE)]).exp()
+        weight = reweighting(self.algorithm, self.server, self.facts, prior)
+        found = [reweighted(self.algorithm.route(self.server, piece), weight) for piece in queries.split(PIECE)]
+        posterior = torch.cat(found).exp()
         return Routing(posterior.argmax(-1), posterior, self.facts.names)
 
     @torch.no_grad()
-    def predict(self, x: Values, client: str | int | None = None) -> Prediction:
+    def predict(self, x: Values, client: str | int | None = None, prior: Prior | None = None) -> Prediction:
         """Answer queries.
 
         Args:
             x: raw queries.
             client: whose personal model answers, by name or number. ``None``: the client that each query is routed to;
                 the global model if the method has no router; a vote of all clients if it has neither.
+            prior: of the clients among the queries, where these are routed; see :meth:`route`.
 
         Raises:
-            ValueError: there is no such client.
+            ValueError: there is no such client, or the prior isn't a share for each client.
             TypeError: the algorithm fits a distribution, and has no model that answers.
         """
         if not isinstance(self.algorithm, Predicts | PredictsGlobally):
@@ -187,7 +175,8 @@ class Run:
             return self._prediction(self._ask(index, queries), [self.facts.names[index]] * n)
         if isinstance(self.algorithm, Routes):
             shared = embed(self.algorithm, self.server, queries)
-            routed, _ = most_likely(self.algorithm, self.server, queries, shared)
+            weight = reweighting(self.algorithm, self.server, self.facts, prior)
+            routed, _ = most_likely(self.algorithm, self.server, queries, shared, weight=weight)
             answers: Tensor | None = None
             for index in routed.unique().tolist() or [0]:  # without queries any client gives no answers
                 mine = routed == index
