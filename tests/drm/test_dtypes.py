@@ -132,3 +132,21 @@ def test_queries_of_another_width_or_with_nan_are_refused(exact):
         exact.route(torch.tensor([[100.0], [torch.nan], [90.0]]))
     with pytest.raises(ValueError, match="NaN or infinite"):
         exact.log_ratios(torch.tensor([[torch.inf]]))
+
+
+def test_masked_points_queries_and_values_are_refused(exact):
+    masked = np.ma.masked_array(np.array(A, dtype=float), mask=[[False], [True], [False], [False]])
+    with pytest.raises(ValueError, match="NaN"):
+        DensityRatioModel.fit(*pool([masked, np.array(B, dtype=float)]))
+    with pytest.raises(ValueError, match="NaN"):
+        exact.route(masked)
+    values = np.ma.masked_array(np.arange(8.0), mask=np.arange(8) == 3)
+    for estimate in (
+        lambda: means(exact.distributions, values),
+        lambda: quantiles(exact.distributions, values, [0.5]),
+        lambda: distribution_functions(exact.distributions, values, [0.5]),
+    ):
+        with pytest.raises(ValueError, match="values hold NaN"):
+            estimate()
+    with pytest.raises(ValueError, match="finite"):
+        goodness_of_fit(exact, values[:, None], replicates=1)

@@ -138,10 +138,11 @@ def test_repeated_constraints_change_no_weight():
 def test_columns_that_hardly_differ_span_what_their_difference_spans(apart):
     rng = np.random.default_rng(6)
     u, v = rng.normal(size=(2, 100)) * 0.3
-    found = multipliers(torch.log1p(torch.tensor(np.column_stack([u, u + apart * v]))))
-    expected = multipliers(torch.log1p(torch.tensor(np.column_stack([u, v]))))
-    # rounding of 1 + u, divided by how far the columns are apart
-    torch.testing.assert_close(found.weights, expected.weights, rtol=1e-15 / apart * 100, atol=0)
+    # The residual is sought to rounding: a residual of 1e-10 of u would leave one of 1e-10/apart in v's constraint.
+    found = multipliers(torch.log1p(torch.tensor(np.column_stack([u, u + apart * v]))), tolerance=1e-15)
+    expected = multipliers(torch.log1p(torch.tensor(np.column_stack([u, v]))), tolerance=1e-15)
+    # Rounding of 1 + u and of 1 + u + apart v, ε/2 (1 + |u|) each, of log1p and of expm1, divided by apart.
+    torch.testing.assert_close(found.weights, expected.weights, rtol=10 * 2.2e-16 / apart, atol=0)
 
 
 def test_large_ratios_do_not_overflow():

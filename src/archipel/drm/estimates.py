@@ -27,6 +27,9 @@ def means(weights: Values, values: Values) -> Tensor:
     Returns:
         ``(L,)`` or ``(L, k)`` float64.
 
+    Raises:
+        ValueError: NaN among the values.
+
     >>> means(torch.tensor([[0.5, 0.0], [0.5, 1.0]]), torch.tensor([2.0, 4.0]))
     tensor([3., 4.], dtype=torch.float64)
     """
@@ -92,8 +95,6 @@ def _steps(weights: Values, values: Values) -> tuple[Tensor, Tensor]:
     p, f = _pair(weights, values)
     if f.dim() != 1:
         raise ValueError(f"values have the shape {tuple(f.shape)}; give one number for each point, ({len(p)},).")
-    if bool(f.isnan().any()):
-        raise ValueError("values hold NaN, which can't be ordered. Leave those points out of the fit.")
     ordered, index = f.sort(stable=True)
     return ordered, p[index].cumsum(0)
 
@@ -105,4 +106,6 @@ def _pair(weights: Values, values: Values) -> tuple[Tensor, Tensor]:
             f"weights have the shape {tuple(p.shape)} and values {tuple(f.shape)}; give weights (points, "
             "populations) and a value for every pooled point."
         )
+    if bool(f.isnan().any()):
+        raise ValueError("values hold NaN, or are masked in places. Leave those points out of the fit.")
     return p, f

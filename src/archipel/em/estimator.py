@@ -16,16 +16,20 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, DensityMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
+from torch import Tensor
 
+from archipel.algorithm import Clients
 from archipel.algorithms.fedem import FedEM
 from archipel.algorithms.parts.mean_field import Rate, Start
 from archipel.algorithms.personal_fedem import PersonalFedEM
 from archipel.compress.compressor import Compressor, Identity
 from archipel.core import checks
 from archipel.core.sampling import Bernoulli, Full
+from archipel.core.trees import Tree
 from archipel.data.federation import Federation
 from archipel.em.fitting import Convergence, Criterion, follow
 from archipel.em.scoring import Scoring
+from archipel.em.splitting import split
 from archipel.em.validation import check_domain, federation_of, read, read_targets, whole
 from archipel.families.family import Family
 from archipel.learning.schedules import Decay
@@ -42,7 +46,8 @@ class FederatedModel(Scoring, DensityMixin, BaseEstimator, ABC):  # type: ignore
         tol: a fit has converged when a round changes the mean log-likelihood by less than this, or when ‖H‖² is below
             it (see ``criterion``).
         max_iter: the most rounds of each start.
-        n_init: the number of starts; the one with the highest final likelihood is kept.
+        n_init: the number of starts; the fit with the highest likelihood is kept. A mixture whose components end
+            similar is fitted once more, from where they are split (:mod:`archipel.em.splitting`).
         criterion: ``"likelihood"`` costs another pass over the data and one number from each client in every round;
             ``"field"`` uses ‖H‖², the server's own estimate of ‖h(Ŝ)‖², and costs nothing.
         random_state: a seed, or a ``numpy.random.RandomState``.
@@ -81,6 +86,10 @@ class FederatedModel(Scoring, DensityMixin, BaseEstimator, ABC):  # type: ignore
         """Convert a parameter from the family's shape to the estimator's."""
         return value
 
+    def _count(self, family: Any) -> int:
+        """Count the free parameters."""
+        return int(family.parameters())
+
     # Fitting
 
     def fit(self, X: Any, y: Any = None) -> Self:
@@ -104,9 +113,22 @@ class FederatedModel(Scoring, DensityMixin, BaseEstimator, ABC):  # type: ignore
             check_domain(family, client.name, client.train)
         start = self._start(family, federation)
         seeds = check_random_state(self.random_state).randint(2**31 - 1, size=int(self.n_init)).tolist()
-        runs = [self._run(family, start, federation, seed) for seed in seeds]
+        runs = [run for seed in seeds for run in self._runs(family, start, federation, seed)]
         self._keep(family, federation, runs)
         return self
+
+    def _runs(self, family: Family, start: Start, federation: Federation, seed: int) -> list[Convergence]:
+        """Run from the start and, if components end similar, once more from where they are split."""
+        first = self._run(family, start, federation, seed)
+        groups, theta = first.groups, first.server["theta"]
+        if groups is None or len(groups.unique()) == len(groups):
+            return [first]
+        mixture: Any = family
+
+        def apart(clients: Clients, key: Tensor) -> Tree:
+            return split(mixture, theta, groups, clients, key)
+
+        return [first, self._run(family, apart, federation, seed)]
 
     def _run(self, family: Family, start: Start, federation: Federation, seed: int) -> Convergence:
         noisy = self.compressor is not None or self.batch_size is not None or self.participation < 1
@@ -134,7 +156,7 @@ class FederatedModel(Scoring, DensityMixin, BaseEstimator, ABC):  # type: ignore
         for shown, name in self.names.items():
             setattr(self, f"{shown}_", self._shown(shown, self._theta[name].numpy().copy()))
         self.client_names_ = [client.name for client in federation.clients]
-        self.n_parameters_ = family.parameters()
+        self.n_parameters_ = self._count(family)
         if best.weights is not None:
             self.client_weights_ = best.weights.numpy().copy()
             self.n_parameters_ += (len(best.weights) - 1) * (best.weights.shape[1] - 1)

@@ -34,6 +34,7 @@ from archipel.em.mixture_estimators import Assigns, FederatedMixture, responsibi
 from archipel.em.validation import plain, whole
 from archipel.families.discrete import BernoulliMixture, CategoricalMixture, PoissonMixture
 from archipel.families.gaussian import GaussianMixture, Kind
+from archipel.families.identifiability import latent_class_dimension
 from archipel.families.regression import RegressionMixture
 from archipel.families.shrinkage import InverseWishart, Ridge
 
@@ -147,7 +148,7 @@ class FederatedLatentClass(Assigns, FederatedMixture):
     Args:
         n_components: K.
         levels: how many answers each column has, a tuple; ``None``: one more than the highest answer of all clients,
-            and at least two.
+            and at least two. Then ``n_parameters_`` counts only answers that some client has; each client tells which.
         pseudo_count: pseudo-examples with each answer in every class, as a share of all examples.
     """
 
@@ -158,7 +159,8 @@ class FederatedLatentClass(Assigns, FederatedMixture):
     names: ClassVar = {"weights": "weight", "probabilities": "probability"}
 
     def _family(self, federation: Federation) -> CategoricalMixture:
-        highest = torch.stack([client.train["x"].amax(0) for client in federation.clients]).amax(0)
+        told = [client.train["x"] for client in federation.clients]
+        highest = torch.stack([x.amax(0) for x in told]).amax(0)
         if self.levels is None and float(highest.max()) >= MANY:
             raise ValueError(
                 f"Column {int(highest.argmax())} goes up to {float(highest.max()):g}. Answers are numbered 0, 1, …; "
@@ -172,7 +174,13 @@ class FederatedLatentClass(Assigns, FederatedMixture):
             raise ValueError(
                 f"levels has {len(self.levels_)} numbers for {self.n_features_in_} columns; give one for each column."
             )
-        return CategoricalMixture(int(self.n_components), self.levels_, self.pseudo_count)
+        family = CategoricalMixture(int(self.n_components), self.levels_, self.pseudo_count)
+        answers = [torch.cat([x[:, j].unique() for x in told]).unique() for j in range(self.n_features_in_)]
+        self._answers = tuple(map(len, answers)) if self.levels is None else family.levels
+        return family
+
+    def _count(self, family: CategoricalMixture) -> int:
+        return latent_class_dimension(family.components, self._answers)
 
 
 @dataclass(eq=False, repr=False)

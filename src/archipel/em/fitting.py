@@ -16,8 +16,10 @@ from archipel.core import keys
 from archipel.core.sampling import Cohort
 from archipel.core.trees import Tree
 from archipel.data.federation import Federation
+from archipel.em.splitting import similar
 from archipel.engines.loop import Loop
 from archipel.engines.setting import Engine, Setting
+from archipel.families.mixture import Mixture
 from archipel.fit import fit
 from archipel.runs.callbacks import Moment
 
@@ -48,6 +50,8 @@ class Convergence:
     converged: bool = False
     server: Tree = None
     weights: Tensor | None = None
+    groups: Tensor | None = None
+    """Of a mixture: the group of each component, :func:`archipel.em.splitting.similar`."""
 
     def __call__(self, moment: Moment) -> None:
         self.history.append(moment.record)
@@ -62,6 +66,9 @@ class Convergence:
         self.server = moment.server
         if self.criterion == "field":
             self.bounds.append(log_likelihood(moment))
+        family = moment.algorithm.family  # type: ignore[attr-defined]
+        if isinstance(family, Mixture):
+            self.groups = similar(family, self.server["theta"], moment.clients)
         if isinstance(moment.algorithm, PersonalFedEM):
             replies = moment.clients.everyone.evaluate(moment.algorithm.weights, {}, keys.key(0))
             self.weights = replies.value

@@ -11,14 +11,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from archipel.algorithm import Clients
 from archipel.algorithms.parts.mean_field import Start
 from archipel.core import checks
 from archipel.core.trees import Tree
 from archipel.data.federation import Federation
 from archipel.em.estimator import FederatedModel
+from archipel.em.splitting import split_coinciding
 from archipel.em.starts import KMeansPlusPlus, RandomResponsibilities
 from archipel.em.validation import whole
 from archipel.families.mixture import Mixture
+from archipel.families.parameters import check_parameters
 
 STARTS = {"k-means++": KMeansPlusPlus, "random": RandomResponsibilities}
 
@@ -62,14 +65,17 @@ class FederatedMixture(FederatedModel):
         row = {name: column[:1] for name, column in federation.clients[0].train.items()}
         like = family.maximise(family.complete(torch.full((1, K), 1 / K), row, torch.tensor([True])))
         for shown, name in self.names.items():
-            if theta[name].shape != like[name].shape or not bool(torch.isfinite(theta[name]).all()):
+            if theta[name].shape != like[name].shape:
                 raise ValueError(
-                    f"init's {shown} must be finite and of shape {self._shown(shown, like[name].numpy()).shape}; given "
+                    f"init's {shown} must be of shape {self._shown(shown, like[name].numpy()).shape}; given "
                     f"{np.shape(self.init[shown])}."
                 )
-        if bool((theta["weight"] < 0).any()) or not torch.isclose(theta["weight"].sum(), torch.tensor(1.0).double()):
-            raise ValueError(f"init's weights must be 0 or above and sum to 1; given {theta['weight'].tolist()}.")
-        return theta
+        check_parameters("init", family, theta, {name: shown for shown, name in self.names.items()})
+
+        def separate(clients: Clients, key: Tensor) -> Tree:
+            return split_coinciding(family, theta, clients, key)
+
+        return separate
 
     def _given(self, init: Mapping[str, Any]) -> Tree:
         """Read parameters in the estimator's shapes; the inverse of :meth:`_shown`."""

@@ -46,17 +46,22 @@ class Scoring:
 
         With personal weights and no ``client``, the clients must be those of the fit, by name or in order.
         """
-        total, n = self._total(X, y, client)
+        total, n, _ = self._total(X, y, client)
         return total / n
 
     def bic(self, X: Any, y: Any = None, *, client: str | int | None = None) -> float:
-        """Return the Bayesian information criterion, −2 log-likelihood + p log n; lower is better. X: see ``score``."""
-        total, n = self._total(X, y, client)
+        """Return the Bayesian information criterion, −2 log-likelihood + p log n; lower is better. X: see ``score``.
+
+        Examples without any value, where values may be missing, don't count in n.
+        """
+        total, _, n = self._total(X, y, client)
+        if not n:
+            raise ValueError("X has no value: all are missing, so that there is no BIC. Give examples with values.")
         return -2 * total + self.n_parameters_ * math.log(n)
 
     def aic(self, X: Any, y: Any = None, *, client: str | int | None = None) -> float:
         """Return Akaike's information criterion, −2 log-likelihood + 2p; lower is better. X: see ``score``."""
-        total, _ = self._total(X, y, client)
+        total, _, _ = self._total(X, y, client)
         return -2 * total + 2 * self.n_parameters_
 
     def sample(self, n_samples: int = 1) -> tuple[NDArray[Any], ...]:
@@ -91,7 +96,8 @@ class Scoring:
             )
         return self._apply(function, tables[ONE], None if targets is None else targets[ONE], client)
 
-    def _total(self, X: Any, y: Any, client: str | int | None) -> tuple[float, int]:
+    def _total(self, X: Any, y: Any, client: str | int | None) -> tuple[float, int, int]:
+        """Return the log-likelihood, the number of examples, and the number of those with any value."""
         log_likelihood = self._family_of_rows("log_likelihood")
         tables, targets = self._read(X, y)
         whose: list[Any] = [client] * len(tables)
@@ -106,7 +112,8 @@ class Scoring:
             self._apply(log_likelihood, table, None if targets is None else targets[name], who).sum()
             for (name, table), who in zip(tables.items(), whose, strict=True)
         ]
-        return float(sum(values)), sum(len(table) for table in tables.values())
+        valued = sum(int((~np.isnan(table)).any(1).sum()) for table in tables.values())
+        return float(sum(values)), sum(len(table) for table in tables.values()), valued
 
     def _read(self, X: Any, y: Any) -> tuple[Tables, Tables | None]:
         tables = read(self, X, reset=False, missing=self.missing)

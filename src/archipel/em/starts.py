@@ -14,6 +14,7 @@ from archipel.algorithm import Clients
 from archipel.core import checks, keys
 from archipel.core.examples import ClientData, Examples
 from archipel.core.trees import Tree
+from archipel.em.splitting import split_coinciding
 from archipel.families.mixture import Mixture
 
 
@@ -29,7 +30,7 @@ class KMeansPlusPlus:
     Clients reveal sums over all their examples in every round. For each of the K centres one client also reveals a
     point: the mean of the ``neighbours`` of its examples that are nearest to the drawn one, itself included. With
     ``neighbours=1`` this is an example itself, exactly as in k-means++. A client with fewer examples reveals their
-    mean.
+    mean. If centres coincide nevertheless, their examples are divided (:mod:`archipel.em.splitting`).
 
     Points are the family's ``points``: x; (x, y) for regressions; indicators of the answers for categories. Columns
     should be of comparable scale.
@@ -77,7 +78,7 @@ class KMeansPlusPlus:
             occupied = found["weight"][:, None] > 0
             message = {"centres": torch.where(occupied, found["sum"] / found["weight"][:, None], message["centres"])}
         statistics, _ = self.family.project(clients.mean(self.cluster, message, key))
-        return self.family.maximise(statistics)
+        return split_coinciding(self.family, self.family.maximise(statistics), clients, keys.fold(key, "split"))
 
     def _first(self, clients: Clients, key: Tensor) -> Tree:
         """Place all centres at a point drawn uniformly."""
@@ -168,7 +169,7 @@ class RandomResponsibilities:
 
     def __call__(self, clients: Clients, key: Tensor) -> Tree:
         statistics, _ = self.family.project(clients.everyone.mean(self.scatter, {}, key))
-        return self.family.maximise(statistics)
+        return split_coinciding(self.family, self.family.maximise(statistics), clients, keys.fold(key, "split"))
 
     def scatter(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
         """Return the family's statistics with random responsibilities."""

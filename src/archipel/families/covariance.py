@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from archipel.core.trees import Tree
+from archipel.core.vmap import inside_vmap
 from archipel.families.mixture import refill, with_ones
 
 
@@ -233,6 +234,27 @@ def whitening(covariance: Tensor) -> Tensor:
     identity = torch.eye(covariance.shape[-1], dtype=covariance.dtype).expand_as(factor)
     inverse: Tensor = torch.linalg.solve_triangular(factor, identity, upper=False)
     return inverse.mT
+
+
+def solve(matrix: Tensor, right: Tensor) -> Tensor:
+    """Solve positive semi-definite systems, ``(…, q, q)`` and ``(…, q)``; singular ones by least squares.
+
+    A matrix whose smallest entries are below the rounding of its largest is singular in float64. Whether elimination
+    then finds a zero pivot depends on the processor; least squares gives the shortest solution of the scaled system.
+
+
+    """
+    columns, failed = torch.linalg.solve_ex(matrix, right[..., None])
+    found: Tensor = columns[..., 0]
+    if not inside_vmap() and not bool(failed.any()):
+        return found
+    unit = torch.diagonal(matrix, dim1=-2, dim2=-1).clamp(min=0).sqrt()
+    unit = torch.where(unit > 0, unit, 1.0)
+    scaled = matrix / unit[..., None] / unit[..., None, :]
+    finite = torch.isfinite(scaled).all(-1, keepdim=True).all(-2, keepdim=True)  # the engine reports NaN
+    inverse = torch.linalg.pinv(torch.where(finite, scaled, 0.0), hermitian=True)
+    least = (torch.where(finite, inverse, torch.nan) @ (right / unit)[..., None])[..., 0] / unit
+    return torch.where((failed != 0)[..., None], least, found)
 
 
 def _log_det(U: Tensor) -> Tensor:

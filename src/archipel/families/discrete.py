@@ -17,6 +17,7 @@ from torch import Tensor
 from archipel.core import checks, keys
 from archipel.core.trees import Tree
 from archipel.families.family import check_table
+from archipel.families.identifiability import latent_class_dimension
 from archipel.families.mixture import Mixture, draw_components, moved, proportions, refill, safe_log, with_ones
 
 
@@ -51,7 +52,7 @@ class BernoulliMixture(Mixture):
         checks.above_zero("BernoulliMixture", pseudo_count=self.pseudo_count)
 
     def parameters(self) -> int:
-        return self.components - 1 + self.components * self.dimension
+        return latent_class_dimension(self.components, (2,) * self.dimension)
 
     def check(self, batch: Tree) -> None:
         x = batch["x"]
@@ -131,7 +132,7 @@ class CategoricalMixture(Mixture):
         return len(self.levels)
 
     def parameters(self) -> int:
-        return self.components - 1 + self.components * (sum(self.levels) - self.dimension)
+        return latent_class_dimension(self.components, self.levels)
 
     def check(self, batch: Tree) -> None:
         x, levels = batch["x"], torch.tensor(self.levels)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from archipel.core import checks, keys
 from archipel.core.trees import Tree
-from archipel.families.covariance import KINDS, from_triangle, outer_triangle, triangle_of
+from archipel.families.covariance import KINDS, from_triangle, outer_triangle, solve, triangle_of
 from archipel.families.family import (
     check_centre,
     check_reach,
@@ -89,9 +89,15 @@ class FactorModel:
         check_centre("FactorModel", self.centre, self.dimension)
 
     def parameters(self) -> int:
+        """Count the free parameters: those of the mean, and the dimension of the set of covariances ΛΛᵀ + Ψ.
+
+        Rotations of the factors, q(q − 1)/2 angles, change no covariance, and the set is no larger than that of all
+        covariances: dim = min(dq − q(q − 1)/2 + noise, d(d + 1)/2). (M. Drton, B. Sturmfels, S. Sullivant: Algebraic
+        factor analysis: tetrads, pentads and beyond, Probability Theory and Related Fields 138, 2007, Theorem 2.)
+        """
         d, q = self.dimension, self.factors
-        # Rotations of the factors, q(q − 1)/2 angles, change nothing.
-        return d + d * q - q * (q - 1) // 2 + (1 if self.noise == "isotropic" else d)
+        covariance = d * q - q * (q - 1) // 2 + (1 if self.noise == "isotropic" else d)
+        return d + min(covariance, d * (d + 1) // 2)
 
     def check(self, batch: Tree) -> None:
         check_table("FactorModel", batch["x"], self.dimension, missing=True)
@@ -136,7 +142,7 @@ class FactorModel:
         pull = self.ridge * torch.diag(torch.tensor([0.0] + [1.0] * q, dtype=torch.float64))
         seen = latent[:, :1, :1] > 0  # the mean of a column that nobody has stays at the centre
         pull = pull + torch.where(seen, 0.0, 1.0) * torch.eye(q + 1, dtype=torch.float64)
-        coefficients = torch.linalg.solve(latent + pull, s["cross"][..., None])[..., 0]
+        coefficients = solve(latent + pull, s["cross"])
         # At the minimum λ ‖Λ_j‖² and the squared residuals add up to this.
         squares = torch.clamp(s["square"] - (coefficients * s["cross"]).sum(-1), min=0)
         shown = torch.clamp(latent[:, 0, 0], min=0)
@@ -188,7 +194,7 @@ class FactorModel:
             there, gap, precision, pull = self._given(theta, batch)
             noise = theta["noise"].expand(self.dimension)
             log_det = there @ torch.log(2 * math.pi * noise) + torch.linalg.slogdet(precision)[1]
-            mean = torch.linalg.solve(precision, pull[..., None])[..., 0]
+            mean = solve(precision, pull)
             found: Tensor = -(log_det + (gap**2 / noise).sum(-1) - (pull * mean).sum(-1)) / 2
             return found
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from archipel.core import checks, keys
 from archipel.core.trees import Tree
-from archipel.families.covariance import KINDS, outer_triangle, quadratic_coefficients, with_covariances
+from archipel.families.covariance import KINDS, outer_triangle, quadratic_coefficients, solve, with_covariances
 from archipel.families.family import check_centre, check_table, check_targets, from_centre, to_centre
 from archipel.families.mixture import TINY, Mixture, draw_components, proportions, safe_log, with_ones
 from archipel.families.shrinkage import InverseWishart, check_prior
@@ -97,7 +97,7 @@ class RegressionMixture(Mixture):
         S = w[:, None, None] * FULL.moment(s["scatter"], w, m)
         pull = self.ridge * torch.eye(self.dimension, dtype=torch.float64)
         xx, xy, yy = S[:, :-1, :-1], S[:, :-1, -1], S[:, -1, -1]
-        slope = torch.linalg.solve(xx + pull, xy[..., None])[..., 0]
+        slope = solve(xx + pull, xy)
         # At the minimum λ ‖β‖² and the squared residuals add up to this.
         squares = torch.clamp(yy - (slope * xy).sum(-1), min=0)
         kappa, psi = self.prior.strength, self.prior.scale

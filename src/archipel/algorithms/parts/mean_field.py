@@ -25,6 +25,7 @@ from archipel.core.examples import ClientData, Examples
 from archipel.core.trees import Tree, add, leaves, norm, tree_map, zeros_like
 from archipel.core.vmap import inside_vmap
 from archipel.families.family import Centred, Family
+from archipel.families.parameters import check_parameters
 
 Rate = float | Callable[[int], float]
 Start = Tree | Callable[[Clients, Tensor], Tree]
@@ -107,6 +108,7 @@ class MeanFieldEM(Algorithm):
     def _theta_0(self, clients: Clients, key: Tensor) -> Tree:
         if callable(self.start):
             return self.start(clients, keys.fold(key, "start"))
+        check_parameters(f"{type(self).__name__}'s start", self.family, self.start)
         return tree_map(lambda t: t.to(torch.float64), self.start)
 
     def _first_memory(self, statistics: Tree, estimate: Tree | None) -> Tree:
