@@ -170,7 +170,7 @@ def test_what_is_wrong_is_said(blobs, tmp_path):
     (bad / "A.csv").write_text("1,2\n3,\n")
     assert "A contains NaN" in call(bad, code=2).output
     np.save(bad / "B.npy", np.zeros((2, 3)))
-    assert "B.npy has x2 besides" in call(bad, code=2).output
+    assert "B.npy also has x2" in call(bad, code=2).output
     np.save(bad / "B.npy", np.array(["a"]))
     assert "needed are numbers, (n, d)" in call(bad, code=2).output
 

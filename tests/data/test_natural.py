@@ -161,7 +161,7 @@ def test_a_source_in_a_file_stays_in_a_file(tmp_path, by_loader):
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [
-        (digits, {}, "digits doesn't come with clients. Divide it"),
+        (digits, {}, "digits has no clients of its own. Divide it"),
         (tiny, {"limit": 0}, "limit is 0"),
         (tiny, {"minimum": 10}, "tiny has no client with 10 examples; the largest has 9"),
         (tiny, {"test": 1.0}, "test is 1.0"),

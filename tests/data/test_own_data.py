@@ -107,7 +107,7 @@ def test_one_parquet_file_a_client(parquet):
     with pytest.raises(ValueError, match="sick is 'yes', which isn't a number"):
         client_files(folder, label="age")
     parquet("Paris", age=[50], bmi=[23.0], sick=["yes"])
-    with pytest.raises(ValueError, match=r"Paris.parquet lacks chol and has bmi besides"):
+    with pytest.raises(ValueError, match=r"Paris.parquet lacks chol and also has bmi"):
         client_files(folder, label="sick")
 
 

@@ -1,4 +1,4 @@
-"""What users hand over, read into arrays that are sound: numbers only, finite, axes in the order models expect."""
+"""Users' arrays, checked: numbers only, finite, with the axes in the order that models expect."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""A federation's card: who holds how much of what, and how far clients are from one another."""
+"""A federation's card: what each client holds, and how far clients are from one another."""
 
 import math
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from archipel.data.federation import Federation
 MOST_ROWS = 500
 """Training examples a client, evenly spaced, from which feature distances are estimated."""
 MOST_CLIENTS = 12
-"""Of more clients, the distances are summed up and no matrix is shown."""
+"""Matrices of distances are shown for up to this many clients; of more, their mean and maximum."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Card:
         return f"{name}: {mean:.2f} on average, at most {float(matrix.max()):.2f} ({pair})"
 
     def __str__(self) -> str:
-        """The card as plain text."""
+        """Write the card as plain text."""
         parts = [self.title, _aligned([self.columns, *self.rows])]
         for name, matrix in self._distances:
             parts.append(self._summary(name, matrix))
@@ -65,7 +65,7 @@ class Card:
         return "\n\n".join([*parts, "\n".join(self.notes)]).strip()
 
     def markdown(self) -> str:
-        """The card as Markdown, for a README or a data sheet."""
+        """Write the card as Markdown, for a README or a data sheet."""
         parts = [f"**{self.title}**", _pipes([self.columns, *self.rows])]
         for name, matrix in self._distances:
             parts.append(self._summary(name, matrix))
@@ -87,7 +87,7 @@ def card(federation: Federation) -> Card:
     """Describe a federation: sizes, labels' entropy, component weights where they are known, and distances.
 
     Args:
-        federation: any; a regression has no labels to speak of.
+        federation: any; a regression's card leaves labels out.
 
     >>> from archipel.data.sources.scikit import digits
     >>> from archipel.data.dual_heterogeneity import dual_heterogeneity
@@ -113,8 +113,8 @@ def card(federation: Federation) -> Card:
             f"entropy: of training labels ({which}), in bits, at most {math.log2(len(classes)):.2f}.",
             "label distance: total variation between clients' label distributions, 0 to 1.",
         ]
-        if nobody := [name for name, share in zip(classes, shares.sum(0), strict=True) if share == 0]:
-            notes.append(f"No client trains on {', '.join(nobody[:10])}{', …' * (len(nobody) > 10)}.")
+        if unseen := [name for name, share in zip(classes, shares.sum(0), strict=True) if share == 0]:
+            notes.append(f"No client trains on {', '.join(unseen[:10])}{', …' * (len(unseen) > 10)}.")
     if (weights := component_weights(clients)) is not None:
         columns.append("weights")
         for row, shares_of in zip(rows, weights, strict=True):
@@ -122,7 +122,7 @@ def card(federation: Federation) -> Card:
         notes.append("weights: fractions of the client's latent components among its training examples.")
     notes.append(
         "feature distance: root mean square, over features, of the difference between clients' means in units of the "
-        f"pooled standard deviation within clients, less what chance adds; from {MOST_ROWS} examples a client at most."
+        f"pooled standard deviation within clients, minus what chance adds; from {MOST_ROWS} examples a client at most."
     )
     title = f"{federation.name}: {len(clients)} clients, {total} training examples, {task}, {inputs.kind} {shape}"
     return Card(
@@ -174,8 +174,8 @@ def feature_distances(federation: Federation) -> Tensor:
     """(m, m) distances between clients' mean examples, in units of the features' spread within clients.
 
     d_ij² = mean_f [(x̄_if − x̄_jf)² / s_f² − 1/n_i − 1/n_j], and 0 if that is negative; s_f² is the pooled variance
-    within clients. The last terms are what differences of means of equal distributions come to: d ≈ 0 for those.
-    Features that don't vary within clients are left out; missing values don't count.
+    within clients. The last terms are the expected value for two clients of the same distribution, so that d ≈ 0 for
+    them. Features that don't vary within clients are left out; missing values don't count.
     """
     means, squares, counts = [], [], []
     for client in federation.clients:

@@ -1,4 +1,4 @@
-"""A source and a partition make a federation, whose clients may be made mixtures of latent components."""
+"""Federations from a source and a partition, and latent components within their clients."""
 
 import warnings
 from collections.abc import Sequence
@@ -68,7 +68,7 @@ def latent_components(federation: Federation, components: int, alpha: float = 2.
     """Make every client a mixture: π_i ~ Dirichlet(α), and each of its examples draws a component from π_i.
 
     Args:
-        federation: whose clients have none yet.
+        federation: its clients have no components yet.
         components: C in each client.
         alpha: concentration; small: one component prevails.
         seed: what determines the draws.

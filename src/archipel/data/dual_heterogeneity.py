@@ -17,12 +17,12 @@ from archipel.data.shifts.transforms import client_casts, client_transform, comp
 from archipel.data.sources.source import Source
 
 # Smaller images are enlarged to this: twice the digits' 8×8, whose bilinear weights are exact, and the least that two
-# 5×5 convolutions with pooling take in. More pixels would cost time and add no information.
+# 5×5 convolutions with pooling accept. More pixels would cost time and add no information.
 SMALLEST = 16
 
 
 class Stream(IntEnum):
-    """What a random stream is for. Each has its own, so that changing one part of a federation leaves the others."""
+    """The purposes of random streams. Each has a stream of its own, so that one part can change without the others."""
 
     PARTITION = 0
     WEIGHTS = 1
@@ -43,11 +43,11 @@ def dual_heterogeneity(
     size: int | None = None,
     seed: int = 0,
 ) -> Federation:
-    """Divide a source over clients that differ in labels and looks, each a mixture of components that differ in both.
+    """Divide a source over clients that differ in labels and appearance, and so do the components of each client.
 
     1. Every class goes to the m clients in proportions from Dirichlet(α_inter).
-    2. Client i draws mixing weights π_i from Dirichlet(α_intra), and each of its examples a component c of its own
-       from π_i, independently of the label: P_i = Σ_c π_ic P_ic is sampled as it's written.
+    2. Client i draws mixing weights π_i from Dirichlet(α_intra). Each of its examples draws a component c from π_i,
+       independently of its label, so that P_i = Σ_c π_ic P_ic is sampled as it is written.
     3. The component transform, then the client transform change the image (covariate shift); a random permutation of
        the classes for each (i, c) changes the label, y = permutations[i, c, label] (concept shift).
     4. Each client's examples are divided at random into training, validation and test examples.
@@ -65,8 +65,8 @@ def dual_heterogeneity(
 
     Returns:
         A federation of (3, size, size) uint8 images. Its truth holds "transforms", m tuples of words; "permutations"
-        (m, C, K) int64; "weights" (m, C), the π drawn, and "realised" (m, C), the fractions that came of it; each
-        client's has the columns "component", "label" and "index" of every split.
+        (m, C, K) int64; "weights" (m, C), the π drawn, and "realised" (m, C), the fractions drawn; each client's truth
+        has the columns "component", "label" and "index" of every split.
 
     Raises:
         ValueError: an argument out of range, a source that isn't images, or too few examples.
@@ -116,7 +116,7 @@ def dual_heterogeneity(
 
 
 def sized(source: Source, size: int | None = None) -> Tensor:
-    """A source's images (n, 1 or 3, height, width) with `size` pixels a side.
+    """Bring a source's images to (n, 1 or 3, height, width) with `size` pixels a side.
 
     Args:
         source: grey images (n, H, W) or images (n, C, H, W).
@@ -147,10 +147,10 @@ def dual_transform(images: Tensor, components: Tensor, client: int) -> Tensor:
 
 
 def oracle_view(federation: Federation) -> tuple[Columns, Columns]:
-    """Pool the clients' examples with their labels before permutation, as who knows client and component sees them.
+    """Pool the clients' examples with their labels before permutation.
 
-    A model trained on them is the most that any method could reach. The images stay as transformed, since clipping
-    can't be undone; whoever trains decides what to make of client and component.
+    A model that is trained on them and knows each example's client and component bounds what any method can reach. The
+    images stay transformed, since clipping can't be undone.
 
     Args:
         federation: one whose truth is known, as of `dual_heterogeneity`.

@@ -1,4 +1,4 @@
-"""What clients know of their examples: all clients' x read alike, with the names of their columns."""
+"""Examples as users give them: all clients' x read alike, with the names of their columns."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -55,8 +55,8 @@ def check_same_features(given: Sequence[str], known: Sequence[str], whose: str, 
     Args:
         given: names of columns.
         known: what they should be.
-        whose: who has the columns given, for the message.
-        others: who has those known.
+        whose: the owner of the columns given, for the message.
+        others: the owner of those known.
 
     Raises:
         ValueError: what differs, and what to do.
@@ -81,10 +81,10 @@ def check_same_features(given: Sequence[str], known: Sequence[str], whose: str, 
     lacking, more = [n for n in known if n not in given], [n for n in given if n not in known]
     what = " and ".join(
         part
-        for part in (f"lacks {_some(lacking)}" if lacking else "", f"has {_some(more)} besides" if more else "")
+        for part in (f"lacks {_some(lacking)}" if lacking else "", f"also has {_some(more)}" if more else "")
         if part
     )
-    raise ValueError(f"{whose} {what}: its columns aren't those of {others}, {_some(known)}. Give the same ones.")
+    raise ValueError(f"{whose} {what}. Its columns must be those of {others}: {_some(known)}.")
 
 
 def read_features(
@@ -119,7 +119,7 @@ def read_features(
         except ValueError as error:
             raise ValueError(f"{what}: {error}") from error
         features = features if i else found
-        check_same_features(found, features, what, f"that of client {names[0]!r}")
+        check_same_features(found, features, what, f"client {names[0]!r}")
         array = as_numbers(x, what)
         if array.ndim and not len(array):
             raise ValueError(f"client {name!r} has no examples. Leave it out, or give it some.")

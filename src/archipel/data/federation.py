@@ -1,4 +1,4 @@
-"""A federation: clients with their examples, what is fed to models, and the truth behind the data where it's known."""
+"""A federation: clients with their examples, the preprocessing, and the truth behind the data where it is known."""
 
 import difflib
 import warnings
@@ -26,12 +26,12 @@ class Federation:
     """All clients of a federation.
 
     Attributes:
-        name: how it's called in reports.
+        name: its name in reports.
         clients: m clients.
-        inputs: shape and normalisation of what models are fed.
+        inputs: shape and preprocessing of examples.
         classes: the classes' names in the order of their codes; None for a regression.
-        truth: how the data were made, where that's known: entries have a row a client, but what all clients have in
-            common is in the dict "shared".
+        truth: how the data were made, where it is known: entries have one row for each client, except for the dict
+            "shared", which holds what all clients have in common.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
@@ -56,7 +56,7 @@ class Federation:
             raise ValueError("a federation has one client or more; none was given.")
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
-            raise ValueError(f"two clients are called {twice!r}; give each a name of its own.")
+            raise ValueError(f"two clients are called {twice!r}; give clients different names.")
         if empty := [client.name for client in self.clients if not len(client.train["y"])]:
             raise ValueError(f"client {empty[0]!r} has no training examples. Leave it out, or give it some.")
 
@@ -82,7 +82,7 @@ class Federation:
             arrays: per client X: images (n, H, W), (n, H, W, 3) or (n, 3, H, W), uint8 or float; tables (n, d), also
                 as data frames or dicts of columns, whose names must be the same for all clients; series (n, t, d); and
                 y: (n,) whole numbers or text for classes, (n,) or (n, d) floats for a regression. Whole numbers in
-                tables and series are measurements: numbers of tokens or categories are to be encoded first.
+                tables and series are measurements and get standardised: encode codes of tokens or categories first.
             test: fraction of each client's examples that are kept for testing.
             validation: fraction kept for validation, cut from the rest.
             seed: what determines the splits.
@@ -148,17 +148,17 @@ class Federation:
         return fingerprint(self.clients)
 
     def hold_out(self, clients: int | Sequence[str], *, seed: int = 0) -> tuple[Self, Self]:
-        """Set clients aside that never train: newcomers, on whom a trained federation is tried.
+        """Set clients aside that never train: newcomers, to test a trained federation on.
 
         Args:
             clients: how many, drawn at random; or their names.
-            seed: what determines who is drawn.
+            seed: what determines the draw.
 
         Returns:
-            The federation without them, its inputs fitted anew, and a federation of them, with those same inputs.
+            The federation without them, with inputs fitted anew, and a federation of them, with the same inputs.
 
         Raises:
-            ValueError: unknown names, or nobody left on either side.
+            ValueError: unknown names, or no client left on either side.
 
         >>> federation = Federation.from_arrays([([[i], [i + 1.0]], [0, 1]) for i in range(4)], test=0.0)
         >>> training, newcomers = federation.hold_out(["client-1"])

@@ -1,8 +1,8 @@
 """Federations in folders: safetensors and JSON, from which nothing is executed, replaced in one step.
 
 A folder holds ``federation.json`` (names, inputs, classes, the truth's structure, the fingerprint), a file
-``clients/000000.safetensors`` for each client, and ``truth.safetensors`` with all that only evaluation may see: so a
-client's file may be handed to the client. Tensors are memory-mapped: loading reads headers only.
+``clients/000000.safetensors`` for each client, and ``truth.safetensors`` with everything that only evaluation may see.
+A client's file can therefore be given to that client. Tensors are memory-mapped: loading reads headers only.
 """
 
 import json
@@ -166,7 +166,7 @@ def _nested(flat: Mapping[str, Tensor]) -> dict[str, Columns]:
 
 
 def _plain(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
-    """The truth in JSON's types; tensors go to a file and leave their name, tuples stay tuples."""
+    """Turn the truth into JSON's types; tensors go to a file and leave their name, tuples stay tuples."""
     if isinstance(value, Tensor):
         tensors[where] = value
         return {TENSOR: where}

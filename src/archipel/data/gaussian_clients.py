@@ -1,4 +1,4 @@
-"""Gaussian mixtures over clients, and the truth as functions: what the best router and classifier would say."""
+"""Clients that are mixtures of Gaussians, with the best router and the best classifiers as functions."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from archipel.data.synthetic import labelled_tables
 
 @dataclass(frozen=True)
 class GaussianClients:
-    """Clients that are mixtures of Gaussians, with everything one may ask of them known exactly.
+    """Clients that are mixtures of Gaussians, with densities, posteriors and Bayes classifiers known exactly.
 
     Client i holds the share ρ_i of all examples; an example of it has component c with probability π_ic, class k with
     q_ick, and features x ~ N(μ_ick, σ²I). With p_i the density of x at client i:
@@ -69,7 +69,7 @@ class GaussianClients:
 
     @classmethod
     def of(cls, federation: Federation) -> Self:
-        """The truth behind a federation that `sample` made, also if it was saved and loaded, or clients held out."""
+        """Read the truth behind a federation that `sample` made, also after saving, loading, or holding clients out."""
         truth = federation.truth
         if "shared" not in truth or "std" not in truth["shared"]:
             raise ValueError(f"{federation.name!r} wasn't sampled from a Gaussian mixture.")
@@ -88,7 +88,7 @@ class GaussianClients:
         return self.log_joint(x).flatten(2).logsumexp(2)
 
     def route(self, x: Tensor) -> Tensor:
-        """The Bayes router: log P(i | x) = log ρ_i + log p_i(x) − log Σ_j ρ_j p_j(x), (n, m)."""
+        """Route as Bayes: log P(i | x) = log ρ_i + log p_i(x) − log Σ_j ρ_j p_j(x), (n, m)."""
         return (self.rho.log() + self.log_density(x)).log_softmax(1)
 
     def responsibilities(self, x: Tensor, y: Tensor | None = None) -> Tensor:
@@ -99,25 +99,25 @@ class GaussianClients:
         return joint.logsumexp(3).softmax(2)
 
     def classify(self, x: Tensor) -> Tensor:
-        """The Bayes classifiers of clients: log P(k | x, i), (n, m, K)."""
+        """Classify as each client's Bayes classifier: log P(k | x, i), (n, m, K)."""
         return self.log_joint(x).logsumexp(2).log_softmax(2)
 
     def classify_pooled(self, x: Tensor) -> Tensor:
-        """The Bayes classifier of who doesn't know the client: log Σ_i P(i | x) P(k | x, i), (n, K)."""
+        """Classify without knowing the client: log Σ_i P(i | x) P(k | x, i), (n, K)."""
         return (self.route(x)[:, :, None] + self.classify(x)).logsumexp(1)
 
     def sample(self, sizes: Sequence[int], *, test: float = 0.3, validation: float = 0.0, seed: int = 0) -> Federation:
         """Draw a federation.
 
         Args:
-            sizes: examples of each client. ρ says what is asked of a router; sizes are how much is known of each.
+            sizes: examples of each client. Shares of queries are ρ, whatever the sizes.
             test: fraction of each client's examples for testing.
             validation: fraction for validation.
             seed: what determines everything.
 
         Returns:
-            A federation of tables; clients' truth has the columns "component" and "label", its own truth what
-            `GaussianClients.of` reads.
+            A federation of tables; clients' truth has the columns "component" and "label"; `GaussianClients.of` reads
+            the federation's truth.
         """
         m, C, K, d = self.means.shape
         if len(sizes) != m or min(sizes) < 1:

@@ -1,4 +1,4 @@
-"""What a model is fed: the shape of an example, and how raw values become normalised ones."""
+"""The input of models: the shape of an example, and how raw values are prepared and normalised."""
 
 import math
 from collections.abc import Sequence
@@ -89,8 +89,8 @@ class Inputs:
     ) -> Self:
         """Learn mean and standard deviation from the training examples of all clients.
 
-        Each client contributes what it could send in a federation: its number of values, and per channel their sum and
-        sum of squares. These are added up; nothing else is looked at. Missing values (NaN) don't count.
+        Each client contributes sums that it could send in a federation: its number of values, and per channel their sum
+        and sum of squares. Missing values (NaN) don't count.
 
         Args:
             columns: per client (n_i, *shape), uint8 or float.

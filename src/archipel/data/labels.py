@@ -1,4 +1,4 @@
-"""What clients predict: class labels of any kind turned into codes 0 … K−1, or regression targets."""
+"""Labels as users give them: class labels of any type become codes 0 … K−1, or regression targets."""
 
 import difflib
 import unicodedata
@@ -19,8 +19,8 @@ def read_labels(
     """Read the labels or targets of all clients alike.
 
     Whole numbers, booleans and text are labels of classes; floats are targets of a regression, unless `classes` is
-    given. Without `classes`, they are all values that occur, sorted. With it, text is looked up, and whole numbers are
-    positions in it.
+    given. If `classes` isn't given, it is all values that occur, sorted. If it is, text is looked up in it, and whole
+    numbers are positions in it.
 
     Args:
         ys: per client (n,) labels, or (n,) or (n, d) float targets.
@@ -105,7 +105,7 @@ def _codes(arrays: Sequence[Array]) -> tuple[list[Any], list[Array]]:
 
 
 def _refuse_twins(classes: Sequence[str]) -> None:
-    """Refuse classes that people read as one: apart by blanks or by the Unicode form of their letters alone."""
+    """Refuse classes that read as one: they differ by blanks or by the Unicode form of their letters alone."""
     seen: dict[str, str] = {}
     for name in classes:
         plain = " ".join(unicodedata.normalize("NFC", name).split())

@@ -33,23 +33,22 @@ def natural(
 ) -> Federation:
     """Make a federation of a source's own clients, dividing each one's examples into splits.
 
-    All clients share one array, ordered by client and split, and hold slices of it; nothing is copied for a client. To
-    put a source into this order takes one copy of it. There is none where a loader is given instead of a source, as in
-    ``natural(femnist)``: what it returns is nobody else's, and rows are moved within it. Nor where the order is there
-    already, as with FLamby's test sets. A source in a file stays in a file.
+    All clients hold slices of one array, which is ordered by client and split. Ordering copies the source once, except
+    if it is in order already (as FLamby's test sets are), or if a loader is given instead of a source, as in
+    ``natural(femnist)``: then rows are moved in place. A source in a file stays in a file.
 
     Examples are stored as the source has them, uint8 images, float16 or float32 tables and series; models are fed
     normalised float32. Grey images get an axis for their one channel.
 
     Args:
-        source: one with clients, or a function without arguments that makes one anew.
-        test: fraction of each client's examples for testing; the publisher's test examples where there are some, else
-            0.3, if not given.
+        source: one with clients, or a function without arguments that loads one.
+        test: fraction of each client's examples for testing. Default: the publisher's test examples if there are any,
+            otherwise 0.3.
         validation: fraction for validation, cut from the rest.
-        seed: what determines the splits. A client's doesn't depend on which others are taken.
+        seed: what determines the splits. A client's splits don't depend on which other clients are taken.
         limit: take the first clients only.
         minimum: leave out clients with fewer examples.
-        missing: whether NaN in x is an error, or kept for a method that can deal with it.
+        missing: "refuse" or "keep" examples with NaN in x. Networks make NaN of NaN; factor models accept it.
 
     Returns:
         A federation; each client's truth holds "index", the rows in the source, and the source's `extra` columns. With
@@ -142,7 +141,7 @@ def _blocks(
 
 
 def _arrange(source: Source, blocks: list[_Block], owned: bool) -> tuple[Columns, list[int]]:
-    """The columns in the federation's order, and where each client's rows begin in them."""
+    """Arrange the columns in the federation's order; return them and where each client's rows begin."""
     order = np.concatenate([block.rows for block in blocks])
     columns = {"x": source.x, "y": source.y}
     lows = [int(block.rows.min()) for block in blocks]
@@ -162,7 +161,7 @@ def _arrange(source: Source, blocks: list[_Block], owned: bool) -> tuple[Columns
 
 
 def _in_a_file(x: Tensor, order: Rows, folder: Path) -> Tensor:
-    """Rows in a new order, mapped from a file without a name, which goes when the last tensor that needs it goes."""
+    """Write rows in a new order to a file without a name, and map it; it is deleted with the last tensor in it."""
     with tempfile.TemporaryFile(dir=folder) as file:
         step = max(1, CHUNK // max(1, x[:1].nbytes))
         for start in range(0, len(order), step):
@@ -175,7 +174,7 @@ def _in_a_file(x: Tensor, order: Rows, folder: Path) -> Tensor:
 def _check(source: Source, limit: int | None, missing: str) -> None:
     if source.client is None:
         raise ValueError(
-            f"{source.name} doesn't come with clients. Divide it by one of the partitions, as "
+            f"{source.name} has no clients of its own. Divide it by one of the partitions, as "
             "archipel.data.dirichlet_by_class, or take a source that does: femnist, heart-disease, hapt, crossbill, …"
         )
     if limit is not None and limit < 1:
@@ -188,5 +187,5 @@ def _check(source: Source, limit: int | None, missing: str) -> None:
             raise ValueError(
                 f"{source.name} has missing values in {gaps} of {len(source)} examples, which models can't read. "
                 'Choose when you load it (heart_disease(missing="impute-median") or "drop-columns"), fill x, or keep '
-                'them for a method that can deal with them (natural(…, missing="keep")).'
+                'them for a method that accepts them (natural(…, missing="keep")).'
             )

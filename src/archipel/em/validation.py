@@ -1,4 +1,4 @@
-"""What people hand to estimators, one matrix or one a client, read into sound tables and a federation of them."""
+"""Input of estimators, one matrix or one for each client, read into checked tables and a federation of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from archipel.families.family import Family
 Table = NDArray[np.float64]
 Tables = dict[str, Table]
 ONE = "X"
-"""What the only matrix is called where clients have no names."""
+"""The name of a single matrix, which is one client without a name."""
 
 
 def by_client(X: Any) -> dict[str, Any]:

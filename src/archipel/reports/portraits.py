@@ -1,6 +1,6 @@
 """Portraits of federations, as the FedSPM paper draws them: samples, labels by client, component weights by client.
 
-They are read in print and by colour-blind people: areas, positions and hatches say what colours say.
+Areas, positions and hatches carry the information, so that they can be read in grey and by colour-blind people.
 
 Source: the FedSPM paper, App. D.2, Figs. 5 to 7.
 """
@@ -24,7 +24,7 @@ from archipel.reports.figures import COLOURS, HATCHES, MOST_CLIENTS, bare, save,
 
 
 def samples(federation: Federation) -> Figure:
-    """An image a client and component, all of the same class where all have one (Fig. 5).
+    """Draw an image for each client and component, all of the same class where all have one (Fig. 5).
 
     Raises:
         ValueError: data that aren't images.
@@ -47,7 +47,7 @@ def samples(federation: Federation) -> Figure:
 
 
 def labels(federations: Federation | Mapping[str, Federation]) -> Figure:
-    """How many training examples of each class each client has, before any permutation: areas, to scale (Fig. 6).
+    """Draw how many training examples of each class each client has, before any permutation: areas, to scale (Fig. 6).
 
     Args:
         federations: one, or several by title that are compared side by side, to the same scale.
@@ -85,7 +85,7 @@ def labels(federations: Federation | Mapping[str, Federation]) -> Figure:
 
 
 def weights(federations: Federation | Mapping[str, Federation]) -> Figure:
-    """How many training examples of each latent component each client has, stacked (Fig. 7).
+    """Draw how many training examples of each latent component each client has, stacked (Fig. 7).
 
     Args:
         federations: one, or several by title that are compared side by side, to the same scale.
@@ -152,7 +152,7 @@ def _counts(federation: Federation, classes: int) -> np.ndarray:
 
 
 def _common_class(federation: Federation, mixed: int) -> int | None:
-    """The class that most of the pictures can show; of those, the one with the most examples in the poorest cell."""
+    """Choose the class that most pictures can show; of those, the one with the most examples in the poorest cell."""
     if federation.classes is None:
         return None
     cells = []
@@ -166,7 +166,7 @@ def _common_class(federation: Federation, mixed: int) -> int | None:
 
 
 def _sample(client: Client, component: int | None, wanted: int | None) -> Tensor | None:
-    """An image of a component, of the wanted class if it has one."""
+    """Choose an image of a component, of the wanted class if it has one."""
     train = client.train
     mine = torch.ones(len(train["y"]), dtype=torch.bool)
     if component is not None:

@@ -1,7 +1,7 @@
-"""Pickles of arrays from strangers, read without running what they say.
+"""Pickles of arrays from unknown sources, read without running code from them.
 
-A pickle is a program: `pickle.load` on a file from the internet can do anything that its author wants. The reader here
-knows numbers, text, bytes, lists, tuples, dictionaries and NumPy arrays of numbers, and refuses all else.
+A pickle is a program: `pickle.load` on a file can do anything that its author wants. The reader here accepts numbers,
+text, bytes, lists, tuples, dictionaries and NumPy arrays of numbers, and refuses everything else.
 """
 
 import io
@@ -15,11 +15,11 @@ import numpy as np
 from archipel.data.arrays import Array
 
 MOST_STEPS = 2_000_000
-ARRAY = object()  # what the name numpy.ndarray stands for
+ARRAY = object()  # in place of the class numpy.ndarray
 
 
 class RestrictedUnpickler(pickle.Unpickler):
-    """An unpickler that finds nothing but what arrays of numbers are made of."""
+    """An unpickler that finds only the parts of arrays of numbers."""
 
     def find_class(self, module: str, name: str) -> Any:
         allowed = {
@@ -30,12 +30,12 @@ class RestrictedUnpickler(pickle.Unpickler):
             ("_codecs", "encode"): _latin1,  # how Python 3 writes bytes in the old protocol
         }
         if (module, name) not in allowed:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which a file of arrays has no need of")
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which a file of arrays doesn't need")
         return allowed[module, name]
 
 
 def read_pickle(content: bytes, where: str | Path) -> dict[bytes, Any]:
-    """Read a dictionary of arrays and lists from a pickle that may come from anybody.
+    """Read a dictionary of arrays and lists from a pickle of unknown origin.
 
     Args:
         content: of the file.
@@ -51,7 +51,7 @@ def read_pickle(content: bytes, where: str | Path) -> dict[bytes, Any]:
     {b'labels': [3, 1]}
     >>> read_pickle(pickle.dumps({"labels": print}), "batch")
     Traceback (most recent call last):
-    ValueError: batch can't be read: it asks for builtins.print, which a file of arrays has no need of. Fetch it again.
+    ValueError: batch can't be read: it asks for builtins.print, which a file of arrays doesn't need. Fetch it again.
     """
     try:
         _check_memo(content)
@@ -76,7 +76,7 @@ def _check_memo(content: bytes) -> None:
 
 
 class _Dtype:
-    """Stands for a dtype of numbers; NumPy's own would take its fields from the pickle."""
+    """In place of a dtype of numbers; NumPy's own would read its fields from the pickle."""
 
     def __init__(self, name: str | bytes, *flags: bool) -> None:
         self.dtype = np.dtype(name.decode() if isinstance(name, bytes) else name)
@@ -89,7 +89,7 @@ class _Dtype:
 
 
 class _Array:
-    """Stands for an array; it's made of its bytes here, where NumPy would trust what the pickle says."""
+    """In place of an array, which is made from its bytes here; NumPy would trust the pickle."""
 
     array: Array
 

@@ -122,7 +122,7 @@ def read_parquet(file: Path) -> Table:
 
 
 def _rows(file: Path) -> Iterator[tuple[int, list[str]]]:
-    """The rows that hold something, each with the line on which it ends."""
+    """Read the rows that aren't empty, each with the line on which it ends."""
     with readable(file, "Save it as CSV in UTF-8."), file.open(newline="", encoding="utf-8-sig") as opened:
         reader = csv.reader(opened, delimiter="\t" if file.suffix.lower() == ".tsv" else ",")
         for row in reader:
@@ -143,7 +143,7 @@ def _check_separated(file: Path, first: Sequence[str]) -> None:
 
 
 def _numbers(row: Sequence[str], text: set[int]) -> list[float]:
-    """A row's numbers, NaN where they are missing; columns whose cell is text are added to `text`."""
+    """Read a row's numbers, NaN where they are missing, and add to `text` the columns whose cell is text."""
     if "_" not in "".join(row):  # which Python reads as a separator of thousands
         try:
             return list(map(float, row))
@@ -159,7 +159,7 @@ def _numbers(row: Sequence[str], text: set[int]) -> list[float]:
 
 
 def _texts(file: Path, text: set[int], named: bool) -> dict[int, Array]:
-    """The columns of text by their places."""
+    """Read the columns of text, by their places."""
     cells: dict[int, list[str]] = {j: [] for j in sorted(text)}
     for i, (line, row) in enumerate(_rows(file) if text else ()):
         for j, column in cells.items():
@@ -206,7 +206,7 @@ def _check_names(file: Path, names: tuple[str, ...]) -> None:
 
 
 def _values(column: object) -> Array:
-    """A parquet column as numbers, or as text."""
+    """Read a parquet column as numbers, or as text."""
     values = np.asarray(column.to_numpy())  # type: ignore[attr-defined]
     if values.dtype.kind in "buif":
         return values

@@ -1,1 +1,1 @@
-"""Who holds which example: partitions of one data set over clients."""
+"""Partitions of one data set over clients: which client holds which example."""

@@ -23,12 +23,12 @@ PARTITIONS: dict[str, Callable[..., list[Indices]]] = {
 }
 GIVEN = {
     "labels": "the class of each example",
-    "owners": "whose each example is",
+    "owners": "the owner of each example",
     "coarse": "the superclass of each example",
     "clients": "the number of clients",
     "seed": "a seed",
 }
-"""What the data and the run decide, not the options."""
+"""Parameters that the data and the run determine; they are no options."""
 
 
 def make_partition(
@@ -44,7 +44,7 @@ def make_partition(
 
     Args:
         name: one of `PARTITIONS`.
-        labels: (n,) class of each example; for "natural", whose it is.
+        labels: (n,) class of each example; for "natural", its owner.
         clients: number of clients; "natural" finds it in the data.
         seed: what determines the draw.
         coarse: (n,) superclass of each example, for "pachinko".
@@ -110,7 +110,7 @@ def check_named(
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A question that names what was probably meant, or nothing.
+    """Ask whether the nearest name was meant, or say nothing.
 
     >>> nearest("dirichle", PARTITIONS)
     " Did you mean 'dirichlet'?"

@@ -1,4 +1,4 @@
-"""Partitions by label mixtures: each client has a distribution over classes of its own, and draws its examples from it.
+"""Partitions by label mixtures: each client has its own distribution over classes, and draws its examples from it.
 
 All return m sorted index arrays in which every index occurs exactly once, unless replication is asked for.
 """
@@ -25,9 +25,9 @@ def dirichlet_by_client(
     """Give every client a label distribution of its own, drawn around the pooled one.
 
     q_i ~ Dirichlet(α·p) with p the classes' shares in the pool, and client i draws its n/m labels from q_i. All clients
-    draw at once; where they want more of a class than there is, chance decides who gets it, and who went away empty
-    draws anew from the classes that are left. Each such pass exhausts a class or ends, so there are K at most. With a
-    small α, that bends what clients wish for: not all of them can have a class alone.
+    draw at once. If they draw more of a class than there is, chance decides who gets it, and the others draw again from
+    the classes that are left. Each pass exhausts a class or is the last, so there are at most K. For a small α the
+    result differs from the q_i drawn, since not every client can have a class to itself.
 
     Args:
         labels: (n,) class of each example.
@@ -73,8 +73,8 @@ def pachinko(
     """Draw through two levels of labels: a client draws a superclass, then one of its classes, then an example.
 
     θ_i ~ Dirichlet(α) over superclasses, φ_is ~ Dirichlet(β) over the classes of s. Clients draw n/m examples in turn,
-    without replacement. A class that's exhausted leaves φ_is, a superclass without classes leaves θ_i, and what is left
-    is normalised again, so that the last client gets whatever remains.
+    without replacement. An exhausted class is removed from φ_is and an exhausted superclass from θ_i; the rest is
+    normalised again, so that the last client gets what remains.
 
     Args:
         labels: (n,) class of each example.
@@ -149,7 +149,7 @@ def _allocate(rng: np.random.Generator, supply: Indices, sizes: Indices, wishes:
 
 
 def _dirichlet(rng: np.random.Generator, concentration: Floats) -> Floats:
-    """A Dirichlet draw, also where all of it underflows: then one entry takes everything, as for α → 0."""
+    """Draw from a Dirichlet distribution; where the draw underflows, one entry is 1, the limit for α → 0."""
     concentration = np.maximum(concentration, np.finfo(np.float64).tiny)
     drawn: Floats = rng.dirichlet(concentration)
     if np.isfinite(drawn).all():

@@ -37,7 +37,7 @@ def pathological(labels: ArrayLike, clients: int, classes: int, seed: Seed, mini
 
     Raises:
         ValueError: a class that would be left over (m·k < K), one too small for its holders, or a client that would
-            end below `minimum`: more examples of its own k classes can't be had.
+            end below `minimum`, since there are no more examples of its k classes.
 
     >>> parts = pathological([0, 0, 1, 1, 2, 2], clients=3, classes=2, seed=0)
     >>> [len(part) for part in parts]
@@ -133,11 +133,11 @@ def by_owner(owners: ArrayLike, minimum: int = 1) -> list[Indices]:
     """Give every owner's examples to one client, as real data come: by writer, person, hospital.
 
     Args:
-        owners: (n,) whose each example is, numbers or text; clients follow in the owners' sorted order.
+        owners: (n,) the owner of each example, numbers or text; clients are in the owners' sorted order.
         minimum: the fewest examples that an owner may have.
 
     Raises:
-        ValueError: an owner with fewer than `minimum`, by name: nobody else's examples may make up for it.
+        ValueError: an owner with fewer than `minimum`, by name: other owners' examples can't replace them.
 
     >>> [part.tolist() for part in by_owner(["b", "a", "b"])]
     [[1], [0, 2]]

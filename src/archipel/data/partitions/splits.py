@@ -1,4 +1,4 @@
-"""Who holds which example: partitions of one pooled data set over clients, and splits within a client."""
+"""Partitions of one pooled data set over clients, and splits within a client."""
 
 import math
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ def dirichlet_by_class(labels: ArrayLike, clients: int, alpha: float, seed: Seed
     For each class k, p_k ~ Dirichlet(α, …, α) and client i receives n_ik examples of it with |n_ik − n_k p_ki| < 1.
     The counts come from systematic rounding, n_ik = ⌊n_k P_ki + u⌋ − ⌊n_k P_k,i−1 + u⌋ with cumulated P and one uniform
     u a class, so that E n_ik = n_k p_ki also where a class has fewer examples than there are clients.
-    Every index is handed out exactly once, whatever α. Clients left with fewer than `minimum` examples receive random
+    Every index is handed out exactly once, for any α. Clients left with fewer than `minimum` examples receive random
     ones of the largest clients, in one pass; nothing is ever drawn anew.
 
     Args:
@@ -87,14 +87,14 @@ def train_test_split(
     """Divide the examples of one client into training, validation and test parts, each at random.
 
     Both parts are fractions of all the client's examples. The test part is cut first, so that it stays the same
-    whatever `validation` is. A part that is asked for gets one example at least, and so does training.
+    whatever `validation` is. Training gets at least one example, as does each part whose fraction is above 0.
 
     Args:
         count: number of examples n.
         test: fraction of the examples kept for testing, 0 ≤ test < 1.
         validation: fraction kept for validation; test + validation < 1.
         seed: what determines the draw.
-        name: whose data it is, for error messages.
+        name: the client's name, for error messages.
 
     Returns:
         Index arrays "train" and "test", and "validation" where its fraction is above 0.
@@ -162,7 +162,7 @@ def top_up(parts: list[Indices], minimum: int, rng: np.random.Generator) -> list
 
 
 def one_dimensional(labels: ArrayLike) -> NDArray[np.generic]:
-    """Read one entry an example, or say what's wrong."""
+    """Read one entry for each example, (n,)."""
     array = np.asarray(labels)
     if array.ndim != 1:
         raise ValueError(f"labels have shape {array.shape}; give one label an example, shape (n,).")
@@ -189,14 +189,14 @@ def check_concentration(name: str, alpha: float) -> None:
 
 
 def equal_sizes(count: int, clients: int) -> Indices:
-    """Sizes that differ by one at most, the larger ones first."""
+    """Divide a count into sizes that differ by at most one, the larger ones first."""
     return np.full(clients, count // clients) + (np.arange(clients) < count % clients)
 
 
 def shuffled_classes(
     labels: ArrayLike, clients: int, minimum: int, rng: np.random.Generator
 ) -> tuple[list[Indices], Indices]:
-    """The rows of each class in random order, and each example's class as a code 0 … K−1."""
+    """Shuffle the rows of each class; return them and each example's class as a code 0 … K−1."""
     codes = np.unique(one_dimensional(labels), return_inverse=True)[1]
     check_clients(len(codes), clients, minimum)
     if not len(codes):

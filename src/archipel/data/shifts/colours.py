@@ -1,4 +1,4 @@
-"""Looks that change a pixel by its own value alone: brightness, contrast, gamma, saturation, hue."""
+"""Shifts of images that change a pixel by its own value alone: brightness, contrast, gamma, saturation, hue."""
 
 from dataclasses import dataclass
 
@@ -88,7 +88,7 @@ class Hue(ImageShift):
     def change(self, images: Tensor) -> Tensor:
         red, green, blue = _channels(images)
         value, chroma = images.amax(1).float(), (images.amax(1) - images.amin(1)).float()
-        # In sixths of the circle; a grey pixel, of chroma 0, has any.
+        # In sixths of the circle; for a grey pixel, of chroma 0, any hue will do.
         some = chroma.clamp(min=1)
         hue = torch.where(
             value == red,
@@ -103,7 +103,7 @@ class Hue(ImageShift):
 
 
 def feddrm(client: int) -> list[Shift]:
-    """The looks of a client of FedDRM's CIFAR experiments: saturation, hue and gamma, each low or high by a bit.
+    """Return the shifts of a client of FedDRM's CIFAR experiments: saturation, hue and gamma, each low or high.
 
     >>> feddrm(5)
     [Saturation(gain=1.5), Hue(turn=-0.1), Gamma(gamma=1.4)]

@@ -1,4 +1,4 @@
-"""Shifts by name, and composed over the clients and components of a federation, with what was done on record.
+"""Shifts by name, and their composition over the clients and components of a federation, on record.
 
 >>> from archipel.data.divide import divide, latent_components
 >>> from archipel.data.shifts.image_shifts import Inverted, Rotated
@@ -56,7 +56,7 @@ ROW = "row while a component is shifted"
 
 
 def make_shift(name: str, **options: Any) -> Shift:
-    """A shift by its name, as configurations give it and `compose` records it.
+    """Make a shift by its name, as configurations give it and `compose` records it.
 
     Raises:
         ValueError: an unknown name or option, with the nearest.
@@ -81,14 +81,14 @@ def compose(
 ) -> Federation:
     """Apply shifts, those of components first, then those of clients, each list in its order.
 
-    To give all clients the same: ``[shifts] * m``. Calls may follow one another; what was applied adds up.
+    ``[shifts] * m`` gives all clients the same shifts. Repeated calls add to what was applied before.
 
     Args:
         federation: what is shifted; it stays as it is.
         clients: per client its shifts.
         components: per client and component its shifts; the clients have components, as of `latent_components`.
         splits: which splits are shifted, as ("train",) for noise that tests don't have.
-        seed: what determines random shifts; a client's don't depend on who else is there.
+        seed: what determines random shifts; a client's don't depend on the other clients.
 
     Returns:
         A federation with inputs fitted anew. Its truth "shifts" lists what was done, per client, in order, so that

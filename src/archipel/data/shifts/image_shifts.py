@@ -1,4 +1,4 @@
-"""Shifts of images: a frozen dataclass a look, each a fixed function of uint8 images (n, C, H, W).
+"""Shifts of images: frozen dataclasses, each a fixed function of uint8 images (n, C, H, W).
 
 They compose, and are rounded and clipped to 0 … 255 after each. The FedSPM paper's clients combine `Inverted`, `Cast`
 and `Brightened`; FedDRM's those of `archipel.data.shifts.colours`.
@@ -91,7 +91,7 @@ class Brightened(ImageShift):
 
 @dataclass(frozen=True)
 class Rotated(ImageShift):
-    """Turned about the centre, counter-clockwise, bilinearly; black comes in from outside.
+    """Turned about the centre, counter-clockwise, bilinearly; pixels from outside the image are black.
 
     Args:
         degrees: the angle. Quarter turns of square images move pixels and change none.

@@ -74,7 +74,7 @@ class NoisyLabels(Shift):
         y = columns["y"]
         wrong = keys.uniform(keys.fold(key, "wrong"), len(y), dtype=torch.float64) < self.rate
         other = (y + 1 + keys.integers(keys.fold(key, "other"), self.classes - 1, len(y))) % self.classes
-        # Noise upon noise may bring a label back.
+        # A second noise may restore a label.
         clean, y = truth.get("clean", y), torch.where(wrong, other, y)
         return columns | {"y": y}, {"label": clean} | truth | {"clean": clean, "noisy": y != clean}
 

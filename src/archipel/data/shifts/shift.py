@@ -41,24 +41,24 @@ class Shift(ABC):
 
 
 def take(columns: Columns, rows: Tensor) -> Columns:
-    """The rows chosen by an index or a mask."""
+    """Take rows by an index or a mask."""
     return {name: values[rows] for name, values in columns.items()}
 
 
 def check_share(name: str, value: float) -> None:
-    """Refuse what isn't a probability."""
+    """Raise ValueError for anything but a probability."""
     if not 0 <= value <= 1:
         raise ValueError(f"{name} is {value}; it is a probability, from 0 to 1.")
 
 
 def check_word(name: str, value: str, known: tuple[str, ...]) -> None:
-    """Refuse a word that isn't one of those known."""
+    """Raise ValueError for a word that isn't known."""
     if value not in known:
         raise ValueError(f"{name} is {value!r}; it is one of {', '.join(known)}.")
 
 
 def check_finite(name: str, value: float, above: float = -math.inf) -> None:
-    """Refuse NaN, infinity and what isn't above a bound."""
+    """Raise ValueError for NaN, infinity, and values that aren't above a bound."""
     if not (math.isfinite(value) and value > above):
         bound = f" above {above:.0f}" if math.isfinite(above) else ""
         raise ValueError(f"{name} is {value}; it is a finite number{bound}.")

@@ -1,11 +1,11 @@
-"""Transforms that make clients and components see the same things differently: functions of batches of uint8 images.
+"""Transforms of the clients and components of dual heterogeneity: functions of batches of uint8 images.
 
 A *component* transform acts on the source image first, a *client* transform on its result, so that an inverted image
-still carries its client's colour cast. Within the client's, the gains of the colour cast come before brightening: they
-leave head-room below 255, and a ramp is seen on the white ground of an inverted image, too.
+still has its client's colour cast. A client's colour cast comes before its ramps: the cast lowers values below 255, so
+that a ramp is visible on the white ground of an inverted image as well.
 
 Client i has the transform i mod 8, whose three bits are colour (bit 2: red, blue), vertical (bit 1: top, bottom) and
-horizontal (bit 0: left, right). More than eight clients reuse them: such clients differ by labels, not by looks.
+horizontal (bit 0: left, right). More than eight clients reuse them: such clients differ by labels, not by appearance.
 
 Source: the FedSPM paper, Sec. 3.1 and App. D.2, which names the transforms; the strengths are ours.
 """
@@ -15,9 +15,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-# Gains of a colour cast. The strong channel keeps its values, so that contrast survives; the weak one keeps half, so
-# that red and blue clients differ by a factor of two. Conspicuous, and still something that a router has to learn: with
-# gains of 60 and 35 and ramps of 90, routing is perfect within twenty rounds and measures nothing any more.
+# Gains of a colour cast. The strong channel keeps its values, which preserves contrast; the weak one keeps half, and
+# red and blue clients differ by a factor of two. A router can learn this, but not at once: with gains of 60 and 35 and
+# ramps of 90, routing is perfect within twenty rounds and no longer tells methods apart.
 # In percent: whole numbers round alike on every machine.
 GAIN_DOMINANT = 100
 GAIN_GREEN = 75
@@ -123,7 +123,7 @@ def client_casts(
 def component_transform(images: Tensor, components: Tensor) -> Tensor:
     """Invert the images of odd components: grey values of (n, 1, H, W), the green channel of (n, 3, H, W).
 
-    With more than two components, those of equal parity look alike and differ by their labels only.
+    With more than two components, those of equal parity have the same transform and differ by their labels only.
 
     Args:
         images: (n, 1 or 3, H, W) uint8.

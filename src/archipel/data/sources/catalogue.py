@@ -59,7 +59,7 @@ def load_source(name: str, data_dir: str | Path | None = None, **options: object
     Args:
         name: one of `sources()`.
         data_dir: a folder of yours that holds its files.
-        options: what its loader takes besides, as ``missing="impute-median"`` for heart disease.
+        options: further arguments of its loader, as ``missing="impute-median"`` for heart disease.
 
     Raises:
         ValueError: there is no such source, and the nearest name is given; or no such option.

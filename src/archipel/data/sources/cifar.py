@@ -62,8 +62,8 @@ CIFAR100 = About(
 def cifar10(data_dir: str | Path | None = None, *, verify: bool = True) -> Source:
     """CIFAR-10: 60,000 colour images, 32×32, of ten classes; the last 10,000 are the original test set.
 
-    Read are the official batches, in the folder "cifar-10-batches-py" that torchvision leaves, too, or from the
-    archive as it's published. Pickles can run code; this reader takes arrays and lists out of them and nothing else.
+    The official batches are read from the folder "cifar-10-batches-py", which torchvision makes as well, or from the
+    published archive. Pickles can run code; this reader accepts arrays and lists alone.
 
     Args:
         data_dir: the folder that holds "cifar-10-batches-py" or "cifar-10-python.tar.gz".
@@ -135,7 +135,7 @@ Read = Callable[[str], dict[bytes, Any]]
 
 
 def _reader(about: About, known: dict[str, str], data_dir: str | Path | None, verify: bool) -> Read:
-    """A function that reads one of the files by its name, out of the folder or the archive."""
+    """Make a function that reads one of the files by its name, from the folder or the archive."""
     place = about.locate(data_dir)
     folder, archive = (place / name for name in about.files)
 
@@ -169,7 +169,7 @@ def _reader(about: About, known: dict[str, str], data_dir: str | Path | None, ve
 def _pooled(
     read: Read, parts: list[str], labels: tuple[bytes, ...]
 ) -> tuple[NDArray[np.uint8], list[NDArray[np.int64]], Tensor]:
-    """The images and labels of all files, and which are of the last, the test set."""
+    """Read the images and labels of all files; the last file is the test set."""
     images: list[NDArray[np.uint8]] = []
     codes: list[list[NDArray[np.int64]]] = [[] for _ in labels]
     for part in parts:

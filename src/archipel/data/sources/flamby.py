@@ -1,4 +1,4 @@
-"""Fed-ISIC2019: skin lesions from six centres, in the folder that FLamby's preprocessing leaves."""
+"""Fed-ISIC2019: skin lesions from six centres, in the folder that FLamby's preprocessing writes."""
 
 import csv
 import os
@@ -41,9 +41,9 @@ def fed_isic2019(
 ) -> Source:
     """Fed-ISIC2019: 23,247 photographs of skin lesions of eight classes from six centres, with FLamby's own test sets.
 
-    FLamby's preprocessing scales images to a shorter side of 224 pixels and keeps their proportions. Here the square in
-    the middle is taken. It's done once: the pixels go into one file in the cache folder (3.5 GB with 224 pixels), which
-    is mapped into memory, so that only what is looked at is read.
+    FLamby's preprocessing scales images to a shorter side of 224 pixels and keeps their proportions. Here they
+    are cropped to the central square, once: the pixels are written to one file in the cache folder (3.5 GB with 224
+    pixels), which is mapped into memory and read where it is used.
 
     Args:
         data_dir: the folder that holds "ISIC_2019_Training_Input_preprocessed" with the .jpg files, and FLamby's file

@@ -30,7 +30,7 @@ def from_hub(
     Args:
         dataset: a `datasets.Dataset` or `DatasetDict` with a client column, a `flwr_datasets.FederatedDataset`, or the
             name of a data set, which is then loaded by `datasets.load_dataset` (`pip install archipel[hub]`).
-        client: the column that says whose an example is; not for a FederatedDataset, whose partitions are clients.
+        client: the column of clients; not for a FederatedDataset, whose partitions are clients.
         label: the column of labels.
         inputs: the column of images or arrays, or several columns of numbers, which make a table. If not given, it's
             the column called image, img or x where there is one, else all but label and client.
@@ -105,7 +105,7 @@ def _loaded(name: str, split: str) -> Any:
 
 
 def _partitions(dataset: Any, split: str) -> list[tuple[str, Any]] | None:
-    """The clients of a FederatedDataset; None for other data sets."""
+    """Return the clients of a FederatedDataset; None for other data sets."""
     if not hasattr(dataset, "load_partition"):
         return None
     if split not in dataset.partitioners:

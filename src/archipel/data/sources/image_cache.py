@@ -1,4 +1,4 @@
-"""Folders of images as one array in a file: decoded once, then mapped into memory and read where it's looked at."""
+"""Folders of images as one array in a file: decoded once, then mapped into memory and read where it is used."""
 
 import hashlib
 import logging
@@ -39,9 +39,9 @@ def mapped_images(
 ) -> tuple[Tensor, str, Path]:
     """Decode images into one uint8 file, unless that's done, and map it into memory.
 
-    The file's name depends on the images' names, sizes and dates of change, and on `shape`: where these change, it's
-    made anew. It's written under another name and renamed when complete, so that an interruption leaves nothing that
-    could be taken for it.
+    The file's name depends on the images' names, sizes and dates of change, and on `shape`: if these change, another
+    file is made. It is written under a temporary name and renamed when complete, so that an interruption leaves no
+    partial file under its name.
 
     Args:
         name: of the data set, the beginning of the file's name.
@@ -91,7 +91,7 @@ def _write(place: Path, files: Sequence[Path], labels: NDArray[np.int64], shape:
         for i, file in enumerate(files):
             x[i] = covering(read_image(file), shape)
         x.flush()
-        # First, so that whoever sees the images finds the checksum, too.
+        # The checksum first, so that where the images are it is as well.
         _replace(place.with_suffix(".sha256"), content_checksum(x, labels))
         del x
         os.replace(temporary, place)

@@ -1,4 +1,4 @@
-"""FEMNIST: handwritten characters by the people who wrote them, as the benchmark LEAF made it."""
+"""FEMNIST: handwritten characters by writer, as in the benchmark LEAF."""
 
 import string
 from pathlib import Path
@@ -19,7 +19,7 @@ FEMNIST = About(
     obtain="Make femnist-200.npz out of LEAF's FEMNIST: arrays x, y, examples_per_writer and writer, rows by writer",
     files=("femnist-200.npz", "femnist.npz"),
     folders=("femnist",),
-    # Recorded from the file at hand; LEAF publishes none.
+    # Recorded from the file; LEAF publishes none.
     checksum="24bad091f4bf95e882befc71d7e5683abdf616e00a51497b4e09cf8c2695c4c7",
 )
 CHARACTERS = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
@@ -28,8 +28,8 @@ CHARACTERS = tuple(string.digits + string.ascii_uppercase + string.ascii_lowerca
 def femnist(data_dir: str | Path | None = None, *, verify: bool = True) -> Source:
     """FEMNIST: 70,903 grey images, 28×28, of 62 characters by 200 writers.
 
-    Black on white, as scanned; whoever mixes them with MNIST's white on black inverts them. A LeNet reads them as they
-    are, with one channel.
+    Black on white, as scanned; to mix them with MNIST's white on black, invert them. A LeNet takes them as they are,
+    with one channel.
 
     Args:
         data_dir: the folder that holds femnist-200.npz, or a larger femnist.npz of the same make.

@@ -1,4 +1,4 @@
-"""The small data sets that scikit-learn brings along, so that something always runs."""
+"""The small data sets that are part of scikit-learn and need no files."""
 
 from pathlib import Path
 from typing import Any
@@ -62,12 +62,12 @@ DIABETES = About(
 
 
 def digits(data_dir: str | Path | None = None) -> Source:
-    """Handwritten digits: 1,797 grey images, 8×8, embedded in scikit-learn, so that something always runs.
+    """Handwritten digits: 1,797 grey images, 8×8, embedded in scikit-learn.
 
     Their values 0…16 become uint8 v = ⌊255 v₁₆ / 16 + ½⌋, from 0 to 255.
 
     Args:
-        data_dir: not used; there for the sake of one signature for all sources.
+        data_dir: not used; all sources have the same signature.
 
     Returns:
         x (1797, 8, 8) uint8, y (1797,) int64.
@@ -120,7 +120,7 @@ def iris(data_dir: str | Path | None = None) -> Source:
 
 
 def diabetes(data_dir: str | Path | None = None) -> Source:
-    """Diabetes: 442 patients, 10 features, and how the disease went on in a year; embedded in scikit-learn.
+    """Diabetes: 442 patients, 10 features, and the progression of the disease in a year; embedded in scikit-learn.
 
     >>> diabetes()
     Source('diabetes', x=(442, 10) torch.float32, regression)

@@ -1,4 +1,4 @@
-"""What a source is, what is known about it beforehand, and where its files are looked for."""
+"""What a source is, what is known about it before it is loaded, and where its files are searched."""
 
 import hashlib
 import os
@@ -31,7 +31,7 @@ class Source:
         licence: under which it was published.
         checksum: SHA-256 of the content as published: `content_checksum` of x, y and client.
         kind: "image", "table" or "series".
-        client: (n,) int64, whose each example is, where clients come with the data.
+        client: (n,) int64, the client of each example, if the data come with clients.
         client_names: theirs.
         superclass: (K,) int64, the superclass of every class, where there are some.
         superclasses: their names.
@@ -91,7 +91,7 @@ class Source:
         return Inputs.fit(columns, self.kind, features=features, resizing=self.resizing)
 
     def by_superclass(self) -> "Source":
-        """The same examples with their superclasses as classes.
+        """Return the same examples with their superclasses as classes.
 
         Raises:
             ValueError: there are no superclasses.
@@ -123,14 +123,14 @@ class About:
         name: in configurations.
         title: as its authors call it.
         size: in words.
-        clients: which clients it comes with, in words; empty where there are none.
+        clients: its clients in words; empty where there are none.
         citation: whom to cite.
         licence: under which it was published.
-        obtain: how one gets it, an imperative.
-        files: one of these in a folder shows that the data set is there; none: it's embedded in a package.
-        folders: what the data set's own folder may be called within the user's.
-        elsewhere: other places to look in.
-        checksum: SHA-256 of its content, None where it isn't known.
+        obtain: how to get it, an imperative sentence.
+        files: a folder with one of these holds the data set; none: it's embedded in a package.
+        folders: names of the data set's own folder within the user's.
+        elsewhere: other places to search.
+        checksum: SHA-256 of its content; None if unknown.
         check: what of the content is compared when it's loaded, in words.
     """
 
@@ -159,7 +159,7 @@ class About:
         for place in places:
             if any((place / file).exists() for file in self.files):
                 return place
-        where = f"isn't in {', '.join(map(str, places))}" if places else "was looked for nowhere"
+        where = f"isn't in {', '.join(map(str, places))}" if places else "was searched nowhere"
         raise FileNotFoundError(
             f"{self.title} {where}. {self.obtain}; give the folder that holds {_some(self.files)} as data_dir "
             "(--data-dir), or in the environment variable ARCHIPEL_DATA. The digits need no files."
@@ -186,7 +186,7 @@ class About:
         return checksum
 
     def source(self, **columns: Any) -> Source:
-        """A source with this name, citation and licence."""
+        """Make a source with this name, citation and licence."""
         return Source(name=self.name, citation=self.citation, licence=self.licence, **columns)
 
 

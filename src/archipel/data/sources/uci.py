@@ -28,7 +28,7 @@ HEART_DISEASE = About(
     obtain="Get the four processed.*.data files at https://archive.ics.uci.edu/dataset/45/heart+disease",
     files=("processed.cleveland.data",),
     folders=("heart-disease",),
-    # Recorded from the files at hand; UCI publishes none. The same for HAPT.
+    # Recorded from the files; UCI publishes none, for HAPT neither.
     checksum="1a42434d685f0cf812b64ae1738dd1a42f317fd362e0c8ff309dd0808b31d4ba",
 )
 HAPT = About(
@@ -50,15 +50,15 @@ def heart_disease(data_dir: str | Path | None = None, *, missing: Missing = "kee
     """Heart disease: 920 patients of four hospitals, 13 features, diseased or not.
 
     The label is 0 for healthy, 1 for any of the levels 1–4, which stay in `extra["level"]`. What is missing ("?", and a
-    cholesterol of 0, which nobody has) is NaN and recorded in `extra["missing"]`. Models can't read NaN, and which
-    remedy is right depends on the question, so the choice is yours:
+    cholesterol of 0, which is impossible) is NaN and recorded in `extra["missing"]`. Networks can't use NaN, and the
+    right remedy depends on the question:
 
-    - "keep": NaN stays, to look at, or for a method that can deal with it;
-    - "impute-median": in its place comes the median of those known in all hospitals, since one hospital has measured no
-      cholesterol at all; whoever needs a strict separation of test data imputes otherwise;
+    - "keep": NaN stays, for a method that accepts it;
+    - "impute-median": NaN becomes the median over all hospitals, since one hospital measured no cholesterol. Test data
+      contribute to it: for a strict separation, impute otherwise;
     - "drop-columns": without slope, ca and thal, and then without patients who have a "?" left: 303, 261, 46 and 130
       patients with ten features, as FLamby's Fed-Heart-Disease has it. A cholesterol of 0 stays 0 here, as it does
-      there; otherwise nobody would be left in Switzerland.
+      there; otherwise no Swiss patient would be left.
 
     Args:
         data_dir: the folder that holds the four files processed.*.data, or "heart-disease" with them.

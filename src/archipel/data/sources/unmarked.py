@@ -22,7 +22,7 @@ CROSSBILL = About(
     obtain="Write it out of the R package unmarked: write.csv(crossbill, 'crossbill.csv', row.names = FALSE, na = '')",
     files=("crossbill.csv",),
     folders=("crossbill", "unmarked"),
-    # Recorded from the file at hand.
+    # Recorded from the file.
     checksum="9495be2015bfc9995de8cd472838bc4389d4099fa6b1fd960ba9f8429efbc264",
 )
 
