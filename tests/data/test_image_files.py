@@ -2,16 +2,19 @@
 
 import struct
 import zlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from archipel.data import natural
+from archipel import Federation
+from archipel.data import Inputs, natural
 from archipel.data.files import images
 from archipel.data.files.images import image_form, read_image
 from archipel.data.sources import image_cache
 from archipel.data.sources.folders import image_folders
+from archipel.data.sources.hub import from_hub
 from archipel.experiments import queries
 from archipel.experiments.queries import read_queries
 
@@ -181,3 +184,26 @@ def test_queries_are_prepared_as_training_images_are(photographs, tmp_path, size
 
 def test_one_decoder_serves_training_and_queries():
     assert image_cache.read_image is queries.read_image is images.read_image
+
+
+def test_images_in_memory_are_decoded_as_files_are(tmp_path):
+    palette = Image.new("P", (2, 2), 1)
+    palette.putpalette([0, 0, 0, 10, 20, 30])
+    deep = Image.fromarray(np.tile(GREYS, (2, 1)))
+    colour = Inputs("image", (3, 2, 2), 255.0, (0.5,) * 3, (0.2,) * 3)
+    grey = Inputs("image", (1, 2, 4), 255.0, (0.5,), (0.2,))
+    assert colour.prepare(palette)[0, :, 0, 0].tolist() == [10, 20, 30]
+    assert colour.prepare([palette, palette])[1, :, 0, 0].tolist() == [10, 20, 30]
+    assert grey.prepare(deep)[0, 0, 0].tolist() == SEEN[0]
+    federation = Federation.from_arrays([([palette, palette], [0, 1])], test=0.0)
+    assert federation.clients[0].train["x"][0, :, 0, 0].tolist() == [10, 20, 30]
+    dataset = SimpleNamespace(column_names=["image", "label", "who"], features={}, info=None)
+    rows = {"image": [palette, deep.resize((2, 2))], "label": [0, 1], "who": ["a", "b"]}
+    part = type("Rows", (), {**vars(dataset), "__len__": lambda self: 2, "__getitem__": lambda self, rows_: rows})()
+    with pytest.raises(ValueError, match="column 'image' holds values of different shapes"):
+        from_hub(part, client="who")
+    rows["image"] = [palette, palette]
+    assert from_hub(part, client="who").x[:, :, 0, 0].tolist() == [[10, 20, 30]] * 2
+    rows["image"] = [Image.fromarray(GREYS // 16)] * 2
+    with pytest.raises(ValueError, match="column 'image' holds an image that can't be used: its 16-bit values"):
+        from_hub(part, client="who")

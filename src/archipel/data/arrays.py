@@ -1,16 +1,19 @@
 """Users' arrays, checked: numbers only, finite, with the axes in the order that models expect."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from PIL import Image
 from torch import Tensor
+
+from archipel.data.files.pixels import as_bytes, decode
 
 Kind = Literal["image", "table", "series"]
 Array: TypeAlias = NDArray[np.generic]
-Values: TypeAlias = ArrayLike | Tensor | Mapping[str, ArrayLike]
+Values: TypeAlias = ArrayLike | Tensor | Mapping[str, ArrayLike] | Image.Image | Sequence[Image.Image]
 
 COLOUR_CHANNELS = (1, 3)
 CHUNK = 1 << 24  # bytes that are read at a time from what may lie in a file
@@ -24,7 +27,8 @@ AXES = {
 def as_array(values: Values, what: str) -> Array:
     """Read a tensor, an array, a data frame, a dict of columns, an image or a list as a NumPy array.
 
-    Masked entries become NaN. Arrays that torch can't take (negative strides, another byte order) are copied.
+    Images of Pillow are decoded as those in files. Masked entries become NaN. Arrays that torch can't use, because of
+    negative strides or another byte order, are copied.
 
     Args:
         values: what was given.
@@ -42,12 +46,16 @@ def as_array(values: Values, what: str) -> Array:
         tensor = values.detach().cpu()
         # NumPy has no bfloat16, and float16 sums overflow early.
         return cast(Array, (tensor.float() if tensor.is_floating_point() and tensor.itemsize < 4 else tensor).numpy())
+    if isinstance(values, Image.Image):
+        return cast(Array, _decoded(values, what))
     if hasattr(values, "toarray"):
         raise ValueError(f"{what} is a sparse matrix; dense arrays are needed: give x.toarray().")
     given: Any = values
     try:
         if isinstance(given, Mapping):
             given = np.stack([np.asarray(as_array(column, what)) for column in given.values()], axis=-1)
+        elif isinstance(given, list | tuple) and any(isinstance(row, Image.Image) for row in given):
+            given = np.array([as_array(row, what) for row in given])
         elif isinstance(given, list | tuple) and any(isinstance(row, np.ma.MaskedArray) for row in given):
             given = np.ma.array(given)
         array = given if isinstance(given, np.ma.MaskedArray) else np.asarray(given)
@@ -62,6 +70,13 @@ def as_array(values: Values, what: str) -> Array:
     if not array.dtype.isnative or any(stride < 0 for stride in array.strides):
         array = np.array(array, array.dtype.newbyteorder("="), order="C")
     return cast(Array, array)
+
+
+def _decoded(image: Image.Image, what: str) -> NDArray[np.uint8]:
+    try:
+        return decode(image)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{what} holds an image that can't be used: {error}.") from error
 
 
 def unmasked(array: Any, what: str) -> Array:
@@ -157,25 +172,6 @@ def batch_of(array: Array, kind: Kind, what: str) -> Array:
         if first not in COLOUR_CHANNELS and (last in COLOUR_CHANNELS or last < first):
             array = array.transpose(0, 3, 1, 2)
     return array if array.dtype.kind == "f" else as_bytes(array, what)
-
-
-def as_bytes(array: Array, what: str) -> NDArray[np.uint8]:
-    """Read grey values as uint8: whole numbers from 0 to 255, floats from 0 to 1 times 255, booleans as 0 and 255.
-
-    >>> as_bytes(np.array([0.0, 0.5, 1.0]), "x").tolist()
-    [0, 128, 255]
-    """
-    if array.dtype == np.uint8:
-        return array.astype(np.uint8, copy=False)
-    top = 255 if array.dtype.kind in "iu" else 1
-    numbers = array.astype(np.float64)
-    low, high = (numbers.min(), numbers.max()) if numbers.size else (0, 0)
-    if low < 0 or high > top:
-        raise ValueError(
-            f"{what} holds values from {low:g} to {high:g}; grey values are whole numbers from 0 to 255, "
-            "or floats from 0 to 1. Scale them."
-        )
-    return np.floor(numbers * (255 / top) + 0.5).astype(np.uint8)
 
 
 def in_chunks(array: Array, size: int = CHUNK) -> Iterator[Array]:

@@ -72,7 +72,9 @@ def _plain(y: Values, what: str) -> Array:
     if np.ma.is_masked(given):
         gone = int(np.ma.getmaskarray(given).sum())
         raise ValueError(f"{what} is masked in {gone} entries. Leave those examples out.")
-    array = as_array(y, what)
+    if isinstance(given, list | tuple) and any(isinstance(label, str) for label in given):
+        given = np.array([*given, None], object)[:-1]  # otherwise NaN and numbers among text would become text
+    array = as_array(given, what)
     if array.dtype.kind == "S" or (array.dtype.kind == "O" and _all(array, str | bytes)):
         try:
             array = np.array([v.decode() if isinstance(v, bytes) else v for v in array.flat]).reshape(array.shape)
@@ -82,7 +84,11 @@ def _plain(y: Values, what: str) -> Array:
         raise ValueError(f"{what} has no label in {gaps} of {len(array)} rows. Leave those examples out.")
     if array.dtype.kind == "O" and _all(array, int | np.integer):
         return array  # beyond the range of int64
-    return array if array.dtype.kind == "U" else as_numbers(array, what)
+    if array.dtype.kind != "U":
+        return as_numbers(array, what)
+    if blank := sum(not str(label).strip() for label in array.flat):
+        raise ValueError(f"{what} has no label in {blank} of {len(array)} rows. Leave those examples out.")
+    return array
 
 
 def _all(array: Array, kind: Any) -> bool:

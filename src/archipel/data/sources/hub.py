@@ -6,7 +6,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from archipel.data.arrays import Array, Kind
+from archipel.data.arrays import Array, Kind, as_array
 from archipel.data.features import as_stored
 from archipel.data.labels import read_labels
 from archipel.data.sources.folders import pooled, read_array
@@ -131,8 +131,10 @@ def _inputs(rows: dict[str, Any], wanted: list[str], kind: Kind | Literal["auto"
     columns = []
     for column in wanted:
         try:
-            columns.append(np.stack([np.asarray(value) for value in rows[column]]))
+            columns.append(np.stack([as_array(value, f"column {column!r}") for value in rows[column]]))
         except ValueError as error:
+            if str(error).startswith("column"):
+                raise
             raise ValueError(f"column {column!r} holds values of different shapes. Bring all to the same.") from error
     if len(columns) > 1 and any(values.ndim > 1 for values in columns):
         raise ValueError(f"columns {', '.join(wanted)} don't make a table; name one by inputs=….")

@@ -1,0 +1,106 @@
+"""Pixels of images as they are seen: upright, transparency on white, 8 bits a channel. Files and memory alike."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+MOST_PIXELS = 100_000_000
+"""Larger images are refused before they are decoded."""
+GREY = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N", "F")
+"""Modes of grey images."""
+_BITS_PER_SAMPLE = 258
+
+
+def decode(image: Image.Image) -> NDArray[np.uint8]:
+    """Decode an image as it is seen.
+
+    Grey values of 16 bits become ⌊255 v / 65535 + ½⌋, and floats from 0 to 1 become ⌊255 v + ½⌋.
+
+    Args:
+        image: one of Pillow's, of any mode.
+
+    Returns:
+        (H, W) or (H, W, 3) uint8.
+
+    Raises:
+        ValueError: several pages, too many pixels, or values of unknown range: 12 bits in 16, whole numbers of 32 bits,
+            floats outside of 0 to 1.
+
+    >>> decode(Image.new("RGBA", (1, 1), (0, 0, 0, 0))).tolist()
+    [[[255, 255, 255]]]
+    """
+    check(image)
+    deep = _is_deep(image)  # told by the file's header, which decoding forgets
+    pixels = _eight_bits(ImageOps.exif_transpose(image), image)
+    if deep and 0 < pixels.max() < 16:
+        raise ValueError("its 16-bit values use the lowest 12 bits only, so that its full range isn't known")
+    return pixels
+
+
+def as_bytes(array: NDArray[Any], what: str) -> NDArray[np.uint8]:
+    """Read grey values as uint8: whole numbers from 0 to 255, floats from 0 to 1 times 255, booleans as 0 and 255.
+
+    >>> as_bytes(np.array([0.0, 0.5, 1.0]), "x").tolist()
+    [0, 128, 255]
+    """
+    if array.dtype == np.uint8:
+        return array.astype(np.uint8, copy=False)
+    top = 255 if array.dtype.kind in "iu" else 1
+    numbers = array.astype(np.float64)
+    low, high = (numbers.min(), numbers.max()) if numbers.size else (0, 0)
+    if low < 0 or high > top:
+        raise ValueError(
+            f"{what} holds values from {low:g} to {high:g}; grey values are whole numbers from 0 to 255, "
+            "or floats from 0 to 1. Scale them."
+        )
+    return np.floor(numbers * (255 / top) + 0.5).astype(np.uint8)
+
+
+def check(image: Image.Image) -> None:
+    """Raise ValueError for an image that isn't to be decoded, as far as its header tells."""
+    if image.width * image.height > MOST_PIXELS:
+        raise ValueError(
+            f"it has {image.width} × {image.height} pixels; at most {MOST_PIXELS:,} are read, so make it smaller"
+        )
+    if image.format != "MPO" and (pages := getattr(image, "n_frames", 1)) > 1:  # MPO: a photograph and its preview
+        raise ValueError(f"it holds {pages} pages or frames; give each a file of its own")
+    bits = getattr(image, "tag_v2", {}).get(_BITS_PER_SAMPLE, (8,))
+    if any(number not in (1, 2, 4, 8, 16, 32) for number in np.atleast_1d(bits).tolist()):
+        raise ValueError(f"it has {bits} bits a sample")
+
+
+def _is_deep(image: Image.Image) -> bool:
+    """Whether a file of several channels has 16 bits in each, of which the decoder keeps the upper eight."""
+    raw = [tile[3][0] if isinstance(tile[3], tuple) else tile[3] for tile in getattr(image, "tile", []) if tile[3]]
+    return image.mode not in GREY[4:] and any(";16" in str(mode) for mode in raw)
+
+
+def _eight_bits(image: Image.Image, opened: Image.Image) -> NDArray[np.uint8]:
+    mode = image.mode
+    if mode.startswith("I"):
+        return _sixteen_bits(np.asarray(image).astype(np.int64), opened)
+    if mode == "F":
+        values = np.asarray(image, np.float64)
+        if not np.isfinite(values).all():
+            raise ValueError("it holds NaN or infinite values")
+        return as_bytes(values, "it")
+    if mode in ("1", "L") and "transparency" not in image.info:
+        return np.asarray(image.convert("L"))
+    if image.has_transparency_data:
+        white = Image.new("RGBA", image.size, "white")
+        flat = Image.alpha_composite(white, image.convert("RGBA"))
+        return np.asarray(flat.convert("L" if mode in GREY else "RGB"))
+    return np.asarray(image if mode == "RGB" else image.convert("RGB"))
+
+
+def _sixteen_bits(values: NDArray[np.int64], opened: Image.Image) -> NDArray[np.uint8]:
+    low, high = int(values.min()), int(values.max())
+    if opened.mode == "I" and opened.format not in ("PNG", "PPM"):
+        raise ValueError("it holds whole numbers of 32 bits or with signs, whose range from black to white isn't known")
+    if low < 0 or high > 65535:
+        raise ValueError(f"it holds values from {low} to {high}; those of 16 bits go from 0 to 65535")
+    if 0 < high < 4096:
+        raise ValueError("its 16-bit values use the lowest 12 bits only, so that its full range isn't known")
+    return ((values * 510 + 65535) // (2 * 65535)).astype(np.uint8)
