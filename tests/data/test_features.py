@@ -129,7 +129,7 @@ def test_masked_labels_are_refused():
     for labels in (["a", float("nan"), "b", "a"], ["a", "  ", "b", "a"], np.array(["a", "", "b", "a"])):
         with pytest.raises(ValueError, match="y has no label in 1 of 4 rows"):
             Federation.from_arrays([(np.zeros((4, 2)), labels)])
-    with pytest.raises(ValueError, match="y holds .* values; numbers are needed"):
+    with pytest.raises(ValueError, match=r"y holds .* values; numbers are needed"):
         Federation.from_arrays([(np.zeros((4, 2)), ["a", 1, "b", "a"])])
     for labels in (["a", None, "b", "a"], pd.Series(["a", None, "b", "a"]), pd.array([1, None, 0, 1])):
         with pytest.raises(ValueError, match=r"y has no label in 1 of 4 rows|y is masked in 1 entries"):

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from archipel.data.arrays import Array, Kind, Values, as_numbers, in_chunks
 from archipel.data.features import check_same_features, column_names
-from archipel.data.resizing import Resizing, resize
 from archipel.data.files.pixels import as_bytes
+from archipel.data.resizing import Resizing, resize
 
 # Relative to the mean square; float32 resolves 6e-8 of a value, so what varies less doesn't vary.
 CONSTANT = 1e-14
