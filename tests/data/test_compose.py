@@ -8,7 +8,7 @@ from archipel import Federation
 from archipel.data.divide import divide, latent_components
 from archipel.data.dual_heterogeneity import dual_heterogeneity
 from archipel.data.partitions.by_name import make_partition
-from archipel.data.resizing import resize
+from archipel.data.pixels import resize
 from archipel.data.shifts.colours import Hue, feddrm
 from archipel.data.shifts.compose import SHIFTS, compose, make_shift
 from archipel.data.shifts.feature_shifts import Affine, Missing

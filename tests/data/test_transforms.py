@@ -6,7 +6,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from archipel.data.resizing import resize
+from archipel.data.pixels import resize
 from archipel.data.shifts.transforms import (
     brighten,
     client_casts,

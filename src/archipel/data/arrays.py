@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 from torch import Tensor
 
-from archipel.data.files.pixels import as_bytes, decode
+from archipel.data.pixels import as_bytes, decode
 
 Kind = Literal["image", "table", "series"]
 Array: TypeAlias = NDArray[np.generic]

@@ -12,7 +12,7 @@ from torch import Tensor
 from archipel.data.client import Client, Columns
 from archipel.data.federation import Federation
 from archipel.data.partitions.splits import check_fractions, dirichlet_by_class, train_test_split
-from archipel.data.resizing import resize
+from archipel.data.pixels import resize
 from archipel.data.shifts.transforms import client_casts, client_transform, component_transform, grey_to_rgb
 from archipel.data.sources.source import Source
 

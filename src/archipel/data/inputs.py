@@ -12,8 +12,7 @@ from torch import Tensor
 
 from archipel.data.arrays import Array, Kind, Values, as_numbers, in_chunks
 from archipel.data.features import check_same_features, column_names
-from archipel.data.files.pixels import as_bytes
-from archipel.data.resizing import Resizing, resize
+from archipel.data.pixels import Resizing, as_bytes, resize
 
 # Relative to the mean square; float32 resolves 6e-8 of a value, so what varies less doesn't vary.
 CONSTANT = 1e-14
@@ -145,15 +144,9 @@ class Inputs:
         return torch.float64 if self.double else torch.float32
 
     def normalise(self, x: Tensor) -> Tensor:
-        """Turn raw values into what a model is fed: (x / scale − mean) / std.
+        """Turn raw values (n, *shape) into what a model is fed: (x / scale − mean) / std.
 
-        Pure tensor operations, so that it works under torch.func.vmap and on any device.
-
-        Args:
-            x: (n, *shape) raw.
-
-        Returns:
-            (n, *shape) float32; float64 stays float64.
+        The result is float32, or float64 for float64. It works under torch.func.vmap and on any device.
         """
         double = x.dtype == torch.float64
         values = x.to(torch.float64 if double else torch.float32)

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from archipel.data.files.guard import readable
-from archipel.data.files.pixels import GREY, check, decode
+from archipel.data.pixels import GREY, check, decode
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".ppm", ".pgm")
 REMEDY = "Save it as an upright PNG or JPEG with 8 bits a channel, or take it away."
@@ -16,7 +16,7 @@ _ORIENTATION = 0x0112
 
 
 def read_image(file: Path) -> NDArray[np.uint8]:
-    """Decode an image file as `archipel.data.files.pixels.decode` does.
+    """Decode an image file as `archipel.data.pixels.decode` does.
 
     Args:
         file: an image of one of the types in `IMAGES`.

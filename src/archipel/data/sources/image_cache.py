@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from archipel.data.files.images import read_image
-from archipel.data.resizing import resize
+from archipel.data.pixels import resize
 from archipel.data.sources.source import content_checksum
 
 log = logging.getLogger("archipel")

@@ -15,7 +15,7 @@ from torch import Tensor
 from archipel.data.arrays import Array, Kind, in_chunks
 from archipel.data.client import Client
 from archipel.data.inputs import Inputs
-from archipel.data.resizing import Resizing
+from archipel.data.pixels import Resizing
 
 
 @dataclass(frozen=True, eq=False)
