@@ -13,7 +13,7 @@ from archipel.cli.options import AsJson
 
 Folder = Annotated[
     Path,
-    typer.Argument(metavar="FOLDER", help="A folder with a file for each client: .npz (x, and y), .npy or .csv."),
+    typer.Argument(metavar="FOLDER", help="A folder with a file for each client: .npz (x, and y), .npy, .csv, .tsv or .parquet."),
 ]
 
 

@@ -153,7 +153,9 @@ class DividedData(Section):
 
 
 class OwnData(Section):
-    """Your own data: a folder with a file ``CLIENT.npz`` for each client, which holds ``x`` and ``y``.
+    """Your own data: a folder with a file for each client, named as the client.
+
+    Files are ``.npz`` with ``x`` and ``y``, or tables (``.csv``, ``.tsv``, ``.parquet``) with a column ``y``.
 
     Args:
         source: ``"arrays"``.

@@ -49,7 +49,7 @@ def draw(config: RunConfig, run: Run, folder: Path, federation: Federation | Non
 def catalogue() -> Group:
     """All that a configuration can name, with a line each."""
     algorithms = {name: _first_line(kind) for name, kind in KINDS.items()}
-    data = sources() | {"arrays": "Your own: a folder with one .npz a client that holds x and y."}
+    data = sources() | {"arrays": "Your own: a folder with one file for each client, .npz with x and y or a table."}
     encoders = {name: _about(make) for name, make in ENCODERS.items()}
     presets = {name: preset.about for name, preset in PRESETS.items()}
     titles = {"algorithm.name": algorithms, "data.source": data, "encoder.name": encoders, "presets": presets}
