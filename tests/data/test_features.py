@@ -260,6 +260,11 @@ def test_memory_of_any_layout_is_read(view, x):
 def test_sparse_matrices_get_a_sentence():
     with pytest.raises(ValueError, match=r"is a sparse matrix; .*toarray"):
         Federation.from_arrays([(sparse.eye(4).tocsr(), Y)])
+    for odd in (torch.eye(4).to_sparse(), torch.zeros(4, 2, device="meta")):
+        with pytest.raises(ValueError, match=r"client 'client-0': x is a tensor .*; dense values are needed"):
+            Federation.from_arrays([(odd, Y)])
+    with pytest.raises(ValueError, match="client 'client-0': x is None"):
+        Federation.from_arrays([(None, Y)])
 
 
 def test_a_colour_photograph_is_one_query():
@@ -268,6 +273,13 @@ def test_a_colour_photograph_is_one_query():
     for image in (photograph, photograph.transpose(2, 0, 1), photograph[None]):
         with pytest.raises(ValueError, match="in colour"):
             grey.prepare(image)
+    for channels in (2, 4):
+        transparent = np.resize(photograph, (100, 80, channels))
+        for inputs in (grey, Inputs("image", (3, 8, 8), 255.0, (0.5,) * 3, (0.2,) * 3)):
+            for image in (transparent, transparent.transpose(2, 0, 1)):
+                with pytest.raises(ValueError, match="an image with transparency, or grey images"):
+                    inputs.prepare(image)
+            assert inputs.prepare(np.zeros((channels, 8, 8), np.uint8)).shape == (channels, *inputs.shape)
     equal = np.repeat(photograph[..., :1], 3, axis=2)
     assert torch.equal(grey.prepare(equal), grey.prepare(photograph[..., 0]))
     assert grey.prepare(photograph[..., 0]).shape == (1, 1, 8, 8)

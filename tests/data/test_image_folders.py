@@ -212,3 +212,10 @@ def test_folders_that_do_not_fit_are_refused(own, tmp_path):
         image_folders(tmp_path / "empty")
     with pytest.raises(FileNotFoundError, match=r"there is no folder .*nowhere"):
         image_folders(tmp_path / "nowhere")
+
+
+def test_classes_of_two_unicode_forms_are_refused(own, tmp_path):
+    save(own / "Nice" / "cha\u0302t" / "1.png")
+    save(own / "Lyon" / "ch\u00e2t" / "1.png")
+    with pytest.raises(ValueError, match="differ by blanks or by the Unicode form"):
+        image_folders(own, cache_dir=tmp_path / "cache")

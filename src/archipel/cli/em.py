@@ -13,7 +13,9 @@ from archipel.cli.options import AsJson
 
 Folder = Annotated[
     Path,
-    typer.Argument(metavar="FOLDER", help="A folder with a file for each client: .npz (x, and y), .npy, .csv, .tsv or .parquet."),
+    typer.Argument(
+        metavar="FOLDER", help="A folder with a file for each client: .npz (x, and y), .npy, .csv, .tsv or .parquet."
+    ),
 ]
 
 

@@ -84,7 +84,8 @@ def evaluate(folder: Folder, as_json: AsJson = False, imports: Imports = None) -
 def route(
     folder: Folder,
     inputs: Annotated[
-        list[Path], typer.Argument(metavar="INPUT...", help="Images; .npz (x), .npy, .csv, .tsv or .parquet files; or folders.")
+        list[Path],
+        typer.Argument(metavar="INPUT...", help="Images; .npz (x), .npy, .csv, .tsv or .parquet files; or folders."),
     ],
     top: Annotated[int, typer.Option(min=1, help="The number of clients to name for each query.")] = 3,
     as_json: AsJson = False,

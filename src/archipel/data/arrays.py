@@ -5,6 +5,7 @@ from contextlib import suppress
 from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 from torch import Tensor
@@ -42,7 +43,12 @@ def as_array(values: Values, what: str) -> Array:
     >>> as_array(np.ma.masked_equal([1, -9], -9), "x")
     array([ 1., nan])
     """
+    if values is None:
+        raise ValueError(f"{what} is None; give an array.")
     if isinstance(values, Tensor):
+        if values.layout != torch.strided or values.is_meta:
+            kind = "on the device meta, without values" if values.is_meta else f"stored as {values.layout}"
+            raise ValueError(f"{what} is a tensor {kind}; dense values are needed, as by x.to_dense().")
         tensor = values.detach().cpu()
         # NumPy has no bfloat16, and float16 sums overflow early.
         return cast(Array, (tensor.float() if tensor.is_floating_point() and tensor.itemsize < 4 else tensor).numpy())
@@ -172,6 +178,73 @@ def batch_of(array: Array, kind: Kind, what: str) -> Array:
         if first not in COLOUR_CHANNELS and (last in COLOUR_CHANNELS or last < first):
             array = array.transpose(0, 3, 1, 2)
     return array if array.dtype.kind == "f" else as_bytes(array, what)
+
+
+def image_queries(array: Array, shape: tuple[int, ...]) -> Array:
+    """Bring one image or many to (n, channels, H, W), where channels is that of a federation, or one.
+
+    Args:
+        array: (H, W), (H, W, channels), (channels, H, W), or a batch of these.
+        shape: (channels, height, width) of the federation's images.
+
+    Raises:
+        ValueError: axes that fit no reading, or more than one; colours for a federation of grey images.
+
+    >>> image_queries(np.zeros((5, 7, 3)), (3, 8, 8)).shape
+    (1, 3, 5, 7)
+    """
+    channels = shape[0]
+    grey_too = channels in (1, 3)
+    known = {channels, 1, 3} if grey_too else {channels}
+    inner = ", ".join(map(str, array.shape[1:]))
+    if 0 in array.shape[-2:]:
+        raise ValueError(f"x has shape {array.shape}: an image without pixels.")
+    if channels == 1 and array.ndim == 3 and array.shape[0] == 3:
+        raise ValueError(
+            f"x has shape {array.shape}: three grey images, or one in colour? The federation has grey ones; give "
+            f"(3, 1, {inner}) for three, or one channel for one."
+        )
+    if array.ndim == 2 and grey_too:
+        batch = array[None, None]
+    elif array.ndim == 3 and array.shape[0] in known:
+        batch = array[None]
+    elif array.ndim == 3 and array.shape[2] in known:
+        batch = array.transpose(2, 0, 1)[None]
+    elif array.ndim == 3 and grey_too:
+        if array.shape[1:] != shape[1:] and not {array.shape[0], array.shape[2]}.isdisjoint((2, 4)):
+            raise ValueError(
+                f"x has shape {array.shape}: an image with transparency, or grey images? Give an image 1 or 3 "
+                f"channels, and grey images one: (n, 1, {inner})."
+            )
+        batch = array[:, None]
+    elif array.ndim == 4 and array.shape[1] in known:
+        batch = array
+    elif array.ndim == 4 and array.shape[3] in known:
+        batch = array.transpose(0, 3, 1, 2)
+    else:
+        grey = " or grey" if channels == 3 else ""
+        raise ValueError(
+            f"x has shape {array.shape}; expected are images of {channels} channel{'s' * (channels > 1)}{grey}, "
+            f"{one_or_many(shape)}; other heights and widths are resized."
+        )
+    if channels == 1 and batch.shape[1] == 3:
+        if not (batch == batch[:, :1]).all():
+            raise ValueError(
+                f"x has shape {array.shape} and is in colour, but the federation's images are grey (1 channel). "
+                "Convert it as the training images were converted."
+            )
+        return batch[:, :1]
+    return batch
+
+
+def one_or_many(shape: tuple[int, ...]) -> str:
+    """Say in words which shapes one example and a batch have.
+
+    >>> one_or_many((4,))
+    'one example (4,) or a batch (n, 4)'
+    """
+    inner = ", ".join(map(str, shape))
+    return f"one example ({inner}{',' * (len(shape) == 1)}) or a batch (n, {inner})"
 
 
 def in_chunks(array: Array, size: int = CHUNK) -> Iterator[Array]:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from archipel.data.arrays import Array, Kind, Values, as_numbers, in_chunks
+from archipel.data.arrays import Kind, Values, as_numbers, image_queries, in_chunks, one_or_many
 from archipel.data.features import check_same_features, column_names
 from archipel.data.pixels import Resizing, as_bytes, resize
 
@@ -205,9 +205,9 @@ class Inputs:
         array = as_numbers(x, "x")
         if self.kind != "image":
             if array.shape != self.shape and array.shape[1:] != self.shape:
-                raise ValueError(f"x has shape {array.shape}; expected is {self._expected(self.shape)}.")
+                raise ValueError(f"x has shape {array.shape}; expected is {one_or_many(self.shape)}.")
             return torch.tensor(array, dtype=self.dtype).view(-1, *self.shape)
-        array = self._image_batch(array)
+        array = image_queries(array, self.shape)
         if self.dtype == torch.uint8:
             array = as_bytes(array, "x")
         elif array.dtype.kind != "f":
@@ -218,50 +218,6 @@ class Inputs:
         images = torch.tensor(array, dtype=self.dtype)
         height, width = self.shape[1:]
         return resize(images, height, width, self.resizing).expand(-1, self.shape[0], -1, -1).contiguous()
-
-    def _image_batch(self, array: Array) -> Array:
-        """To (n, channels, H, W), where channels is the federation's or one."""
-        channels = self.shape[0]
-        grey_too = (1, 3) if channels in (1, 3) else ()
-        known = {channels, *grey_too}
-        if 0 in array.shape[-2:]:
-            raise ValueError(f"x has shape {array.shape}: an image without pixels.")
-        if channels == 1 and array.ndim == 3 and array.shape[0] == 3:
-            raise ValueError(
-                f"x has shape {array.shape}: three grey images, or one in colour? The federation has grey ones; give "
-                f"{(3, 1, *array.shape[1:])} for three, or one channel for one."
-            )
-        if array.ndim == 2 and grey_too:
-            batch = array[None, None]
-        elif array.ndim == 3 and array.shape[0] in known:
-            batch = array[None]
-        elif array.ndim == 3 and array.shape[2] in known:
-            batch = array.transpose(2, 0, 1)[None]
-        elif array.ndim == 3 and grey_too:
-            batch = array[:, None]
-        elif array.ndim == 4 and array.shape[1] in known:
-            batch = array
-        elif array.ndim == 4 and array.shape[3] in known:
-            batch = array.transpose(0, 3, 1, 2)
-        else:
-            grey = " or grey" if channels == 3 else ""
-            raise ValueError(
-                f"x has shape {array.shape}; expected are images of {channels} channel{'s' * (channels > 1)}{grey}, "
-                f"{self._expected(self.shape)}; other heights and widths are resized."
-            )
-        if channels == 1 and batch.shape[1] == 3:
-            if not (batch == batch[:, :1]).all():
-                raise ValueError(
-                    f"x has shape {array.shape} and is in colour, but the federation's images are grey (1 channel). "
-                    "Convert it as the training images were converted."
-                )
-            return batch[:, :1]
-        return batch
-
-    @staticmethod
-    def _expected(shape: tuple[int, ...]) -> str:
-        inner = ", ".join(map(str, shape))
-        return f"one example ({inner}{',' * (len(shape) == 1)}) or a batch (n, {inner})"
 
 
 def channel_sums(x: Tensor, kind: Kind, origin: Tensor | None = None) -> tuple[int, Tensor]:

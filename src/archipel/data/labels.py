@@ -54,12 +54,12 @@ def read_labels(
     if classes is None:
         found, codes = _codes(arrays)
         known = tuple(map(str, found))
-        _refuse_twins(known)
+        refuse_twins(known)
     else:
         known = tuple(str(label) for label in classes)
         if len(set(known)) != len(known):
             raise ValueError(f"classes names a class twice: {', '.join(known)}.")
-        _refuse_twins(known)
+        refuse_twins(known)
         codes = [_look_up(array, known, name) for array, name in zip(arrays, names, strict=True)]
     if len({int(code) for found in codes for code in np.unique(found)}) < 2:
         raise ValueError("all labels of all clients are the same; a classification needs two classes or more.")
@@ -110,7 +110,7 @@ def _codes(arrays: Sequence[Array]) -> tuple[list[Any], list[Array]]:
     ]
 
 
-def _refuse_twins(classes: Sequence[str]) -> None:
+def refuse_twins(classes: Sequence[str]) -> None:
     """Refuse classes that read as one: they differ by blanks or by the Unicode form of their letters alone."""
     seen: dict[str, str] = {}
     for name in classes:

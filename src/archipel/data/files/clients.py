@@ -38,7 +38,7 @@ def client_files_in(folder: str | Path) -> dict[str, Path]:
         raise FileNotFoundError(f"there is no folder {root}. Give one with a {kinds} file for every client.")
     found: dict[str, Path] = {}
     for file in sorted(root.iterdir()):
-        if file.name.startswith(".") or file.suffix.lower() not in EXAMPLES:
+        if file.name.startswith(".") or file.suffix.lower() not in EXAMPLES or file.is_dir():
             continue
         if file.stem in found:
             raise ValueError(f"{root} holds two files of a client {file.stem!r}. Keep one.")

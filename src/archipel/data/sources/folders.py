@@ -11,7 +11,7 @@ from archipel.data.arrays import Array, Kind, as_numbers, batch_of, guess_kind
 from archipel.data.features import as_stored, check_same_features
 from archipel.data.files.clients import client_files_in, read_examples
 from archipel.data.files.images import image_form
-from archipel.data.labels import read_labels
+from archipel.data.labels import read_labels, refuse_twins
 from archipel.data.sources.image_cache import mapped_images
 from archipel.data.sources.source import Source, codes_tensor, content_checksum
 
@@ -53,6 +53,7 @@ def image_folders(
     classes = sorted({kind for _, _, kind in found})
     if len(classes) < 2:
         raise ValueError(f"{root} holds images of one class only, {classes[0]!r}; a classification needs two or more.")
+    refuse_twins(classes)
     shape = _common_shape(files, size)
     y = np.array([classes.index(kind) for _, _, kind in found], np.int64)
     called = name or root.resolve().name
