@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from archipel.reports.provenance import CHANGED, provenance
+from archipel.reports.provenance import CHANGED, provenance, provenance_line
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 _started = time.perf_counter()
@@ -49,3 +49,8 @@ def write(path: Path, found: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"about": about(), **found}, indent=1) + "\n")
     print(f"wrote {path}")
+
+
+def foot() -> str:
+    """Return the record as one line for a Markdown file."""
+    return f"- Command: `{about()['command']}`\n- {provenance_line()}"
