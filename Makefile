@@ -4,19 +4,23 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test lint speed results clean
+.PHONY: demo test lint soak speed results clean
 
 demo: $(READY)
 	$(BIN)/archipel demo
 
 test: lint
-	$(BIN)/python -m pytest -q -n auto --dist worksteal
+	$(BIN)/python -m pytest -q -n auto --dist worksteal $(PYTEST)
 
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache --no-logo
+
+# Long tests, marked `soak`, which `make test` leaves out; the results go to docs/results/soak.md.
+soak: $(READY)
+	$(BIN)/python benchmarks/soak.py $(ARGS)
 
 # Arguments follow as in `make speed ARGS="--fast --only W1,W2"`; `make speed ARGS=--help` lists them.
 speed: $(READY)

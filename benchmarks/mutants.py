@@ -166,7 +166,20 @@ def population() -> list[Mutant]:
 
 def coverage(folder: Path) -> None:
     """Run the tests once, and keep which of them ran which line, and how long each took."""
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-o", "addopts="]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-n",
+        "0",
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        "addopts=",
+        "-m",
+        "not soak",
+    ]
     command += ["--doctest-modules", "--cov=archipel", "--cov-context=test", "--cov-report="]
     command += [f"--junitxml={folder / 'times.xml'}", "-o", "junit_family=xunit1", *TESTS]
     command += [f"src/archipel/{name}" for name in PACKAGES]
