@@ -91,3 +91,15 @@ def test_what_cannot_be_refitted_is_said(trained, uneven):
     own = dataclasses.replace(run, algorithm=dataclasses.replace(run.algorithm, encoders="own"))
     with pytest.raises(ValueError, match="shared"):
         refitted(own, trained[1])
+
+
+def test_metrics_are_those_of_the_refitted_model(trained):
+    run, federation, _ = trained
+    assert run.metrics
+    better = refitted(run, federation)
+    assert better.metrics == better.evaluate(federation).metrics
+    assert better.metrics["routing_accuracy"] != run.metrics["routing_accuracy"]
+    assert better.table == better.evaluate(federation).clients
+    assert better.history[:-1] == run.history[:-1]
+    assert run.evaluate(federation).metrics == run.metrics  # the given run is as it was
+    assert refitted(dataclasses.replace(run, history=[]), federation).metrics == {}

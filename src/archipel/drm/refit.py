@@ -36,7 +36,8 @@ def refitted(run: Run, federation: Federation, ridge: float = 1.0) -> Run:
         ridge: the penalty ridge/2 · ‖ξ‖² on standardised features, for clients that h separates.
 
     Returns:
-        A new run, whose metrics are measured again. Its history is that of the given run.
+        A new run. If the given run was evaluated, its last metrics and table are measured again; the rest of its
+        history stays.
 
     Raises:
         TypeError: a run of another algorithm.
@@ -87,4 +88,8 @@ def refitted(run: Run, federation: Federation, ridge: float = 1.0) -> Run:
     gamma[alive], xi[alive] = model.gamma.to(gamma.dtype), model.xi.to(xi.dtype)
     ratio = server["ratio"] | {"gamma": gamma.reshape(m, C), "xi": xi.reshape(m, C, -1)}
     tau = memberships.sum(0).reshape(m, C).to(server["tau"].dtype)
-    return replace(run, server=server | {"ratio": ratio, "tau": tau})
+    better = replace(run, server=server | {"ratio": ratio, "tau": tau})
+    if not run.metrics:
+        return better
+    found = better.evaluate(federation)
+    return replace(better, history=[*run.history[:-1], run.history[-1] | {"metrics": found.metrics}], table=found.clients)

@@ -141,7 +141,8 @@ def check_reach(owner: str, mean: Tensor, variance: Tensor, centre: tuple[float,
         column = int(far.amax(tuple(range(far.dim() - 1))).argmax())
         raise ValueError(
             f"{owner}'s centre is so far from column {column}, {float(far.max()):.0e} of its standard deviations, that "
-            "rounding would leave nothing of variances. Give centre=federation.inputs.mean, or standardise the columns."
+            "rounding would leave nothing of variances. Give centre=federation.inputs.mean, standardise the columns, "
+            "or fit groups that are so far apart separately."
         )
 
 
