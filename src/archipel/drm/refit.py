@@ -92,4 +92,6 @@ def refitted(run: Run, federation: Federation, ridge: float = 1.0) -> Run:
     if not run.metrics:
         return better
     found = better.evaluate(federation)
-    return replace(better, history=[*run.history[:-1], run.history[-1] | {"metrics": found.metrics}], table=found.clients)
+    return replace(
+        better, history=[*run.history[:-1], run.history[-1] | {"metrics": found.metrics}], table=found.clients
+    )
