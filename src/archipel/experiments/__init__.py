@@ -1,4 +1,4 @@
-"""Runs from configurations: presets, folders that can be gone on with, results and figures."""
+"""Runs from configurations: presets, folders that can be resumed, results and figures."""
 
 from archipel.core.lazy import export
 

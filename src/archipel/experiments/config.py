@@ -12,7 +12,8 @@ from archipel.algorithm import Algorithm
 from archipel.engines.setting import EngineName, Setting
 from archipel.experiments.data_sections import DividedData, NaturalData, OwnData
 from archipel.experiments.methods import AnyMethod
-from archipel.experiments.sections import CohortSection, EncoderSection, Positive, Section
+from archipel.experiments.sections import CohortSection, EncoderSection, Positive, Section, Seed
+from archipel.experiments.yaml_text import shortened
 from archipel.learning.tasks import Described, classification, regression
 
 SETTING = tuple(field.name for field in fields(Setting))
@@ -56,7 +57,7 @@ class RunConfig(_SettingKeys):
     """
 
     name: str = "run"
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Seed = 0
     rounds: Positive
     evaluate_every: Positive | None = 10
     checkpoint_every: Positive = 10
@@ -79,8 +80,11 @@ class RunConfig(_SettingKeys):
     @field_validator("name")
     @classmethod
     def _one_folder(cls, name: str) -> str:
-        if not name or Path(name).name != name:
-            raise ValueError(f"names the folder of the run, so it is a word without slashes; given {name!r}.")
+        if not name or Path(name).name != name or len(name) > 200:
+            raise ValueError(
+                "names the folder of the run, so it is a word without slashes, of at most 200 letters; given "
+                f"{shortened(name)!r}."
+            )
         return name
 
 

@@ -10,7 +10,7 @@ from archipel.data.arrays import Kind
 from archipel.data.partitions.by_name import check_partition
 from archipel.data.shifts.compose import make_shift
 from archipel.data.shifts.shift import Shift
-from archipel.experiments.sections import Fraction, Positive, Section
+from archipel.experiments.sections import Count, Fraction, Positive, Section, Seed
 
 TABLES = ("breast-cancer", "wine", "iris", "diabetes")
 
@@ -89,17 +89,17 @@ class DividedData(Section):
 
     source: Literal["fashion-mnist", "digits", "cifar10", "cifar100", "breast-cancer", "wine", "iris", "diabetes"]
     data_dir: str | None = None
-    clients: Positive = 8
+    clients: Count = 8
     partition: PartitionSection | None = None
     shifts: list[ShiftSection] = Field(default_factory=list)
-    components: Positive = 2
+    components: Annotated[int, Field(ge=1, le=1_000)] = 2
     alpha_inter: Annotated[float, Field(gt=0)] = 1.0
     alpha_intra: Annotated[float, Field(gt=0)] = 2.0
     test: Fraction = 0.3
     validation: Fraction = 0.0
-    size: Positive | None = None
+    size: Annotated[int, Field(ge=1, le=10_000)] | None = None
     superclasses: bool = False
-    seed: Annotated[int, Field(ge=0)] | None = None
+    seed: Seed | None = None
     view: Literal["federation", "oracle"] = "federation"
 
     @property
@@ -173,7 +173,7 @@ class OwnData(Section):
     classes: list[str] | None = None
     test: Fraction = 0.3
     validation: Fraction = 0.0
-    seed: Annotated[int, Field(ge=0)] | None = None
+    seed: Seed | None = None
 
 
 class NaturalData(Section):
@@ -198,4 +198,4 @@ class NaturalData(Section):
     validation: Fraction = 0.0
     limit: Positive | None = None
     minimum: Positive = 1
-    seed: Annotated[int, Field(ge=0)] | None = None
+    seed: Seed | None = None

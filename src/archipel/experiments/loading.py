@@ -1,4 +1,4 @@
-"""Trained federations read back from their folders."""
+"""Trained runs read from their folders."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ CONFIG = "config.yaml"
 
 
 def load(folder: str | Path, algorithm: Algorithm | None = None) -> Run:
-    """A trained federation, ready to route and predict; its data aren't needed.
+    """Read a trained run, of the command or of :func:`archipel.fit`, to route and predict. Its data are not needed.
 
     Args:
-        folder: of a run.
-        algorithm: the object it was trained with, for runs made in Python with a model of your own. ``None``: rebuilt
-            from the folder's ``config.yaml``, which runs of the command have.
+        folder: of the run.
+        algorithm: the object that the run was trained with; runs of ``fit`` need it. ``None``: built from the file
+            ``config.yaml`` that the command writes.
 
     Returns:
-        The run as :func:`archipel.fit` returned it.
+        The run as ``fit`` returned it.
 
     Raises:
-        FileNotFoundError: there is no checkpoint, or no configuration and no algorithm was given.
-        ValueError: the configuration can't be read, or another algorithm or network is given.
+        FileNotFoundError: there is no checkpoint; or there is no configuration, and no algorithm was given.
+        ValueError: the configuration is malformed, or the algorithm or its network is another one.
     """
     place = Path(folder)
     if algorithm is None:
@@ -43,18 +43,18 @@ def load(folder: str | Path, algorithm: Algorithm | None = None) -> Run:
 
 
 def config_of(folder: Path) -> RunConfig:
-    """The resolved configuration of a run of the command."""
+    """Return the configuration of a run of the command."""
     if not (folder / CONFIG).is_file():
-        checkpoint_of(folder)  # says so where there is no run at all
+        checkpoint_of(folder)  # raises the better error where there is no run at all
         raise FileNotFoundError(
-            f"{folder} has no {CONFIG}, so it was trained from Python, and the command can't know the model. "
-            "In Python give the algorithm that you trained: archipel.load(folder, algorithm=…)."
+            f"{folder} has no {CONFIG}: the run was trained from Python, so its model is not known. Load it in Python "
+            "with the algorithm that you trained: archipel.load(folder, algorithm=…)."
         )
     return validate(read_yaml(folder / CONFIG), str(folder / CONFIG))
 
 
 def checkpoint_of(folder: Path) -> Checkpoint:
-    """A run's latest checkpoint."""
+    """Return the latest checkpoint of a run."""
     checkpoint = Checkpoint.load(folder) if folder.is_dir() else None
     if checkpoint is None:
         what = "it has no checkpoint" if folder.is_dir() else "there is no such folder"
@@ -63,7 +63,7 @@ def checkpoint_of(folder: Path) -> Checkpoint:
 
 
 def _check_networks(run: Run, place: Path) -> None:
-    """Refuses networks whose parameters aren't in the states: another module, or another version of it."""
+    """Refuse networks whose parameters are not in the states: another module, or another version of it."""
     states = [run.server, *run.clients[:1]]
     saved = [(path, tensor.shape) for state in states for path, tensor in flatten(state).items()]
     for network in find_all(run.algorithm, Network):

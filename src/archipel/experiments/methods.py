@@ -26,8 +26,8 @@ class Local(Section):
     """Local SGD: :class:`archipel.SGD`, with the FedSPM paper's settings as defaults."""
 
     lr: float = 0.01
-    steps: int | None = 10
-    epochs: int | None = None
+    steps: Annotated[int, Field(le=10**6)] | None = 10
+    epochs: Annotated[int, Field(le=10**6)] | None = None
     batch: int | None = 128
     momentum: float = 0.9
     nesterov: bool = False
@@ -142,7 +142,7 @@ OTHERWISE: dict[tuple[str, str], tuple[Any, Any]] = {
 
 
 def section_of(name: str) -> type[MethodSection]:
-    """The section of a method."""
+    """Return the section of a method."""
     kind = KINDS[name]
     hints = get_type_hints(kind)
     fields: dict[str, Any] = {"name": (Literal[name], ...)}
@@ -169,7 +169,7 @@ def section_of(name: str) -> type[MethodSection]:
 
 
 def _in_yaml(hint: Any) -> Any:
-    """The type as YAML has it: lists for tuples and sequences."""
+    """Return the type as YAML has it: lists for tuples and sequences."""
     text = str(hint)
     if "Sequence" in text or "tuple" in text:
         inner = list[list[int]] if text.count("Sequence") > 1 else list[str] if "str" in text else list[int]

@@ -1,38 +1,53 @@
-"""Runs in folders: started, gone on with, found complete, and evaluated again."""
+"""Runs in folders: started, resumed, found complete, and evaluated again."""
 
 from __future__ import annotations
 
 import shutil
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from archipel.core.lock import locked
 from archipel.data.federation import Federation
 from archipel.experiments.building import federation_from
 from archipel.experiments.config import SETTING, RunConfig, algorithm_from
 from archipel.experiments.environment import write_environment
 from archipel.experiments.loading import CONFIG, checkpoint_of, config_of, load
 from archipel.experiments.reading import to_yaml
+from archipel.experiments.yaml_text import shortened
 from archipel.fit import fit
 from archipel.runs.callbacks import Callback
 from archipel.runs.evaluate import Evaluation
 from archipel.runs.run import Run
 from archipel.states.checkpoint import Checkpoint
 
-# Settings that change how a run is carried out or shown, and nothing in what it learns. Where the data lie belongs to
-# them: whether they are the same is decided by the federation's fingerprint.
 WITHOUT_EFFECT = {"name", "evaluate_every", "checkpoint_every", "data.data_dir", *SETTING}
-OURS = (CONFIG, "metrics.jsonl", "environment.json", "checkpoint", "checkpoint.new", "checkpoint.old", "figures")
+"""Keys that change how a run is carried out or shown, and not what it learns.
+
+The place of the data is among them: the federation's fingerprint tells whether the data are the same.
+"""
+
+OURS = (
+    CONFIG,
+    "metrics.jsonl",
+    "environment.json",
+    "checkpoint",
+    "checkpoint.new",
+    "checkpoint.old",
+    "diverged",
+    "figures",
+)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a run.
+    """The result of :func:`train`.
 
     Args:
         run: its last state.
-        found: what was in the folder: ``"nothing"``, ``"part"`` of the run, or ``"all"`` of it.
+        found: what the folder held before: ``"nothing"``, ``"part"`` of the run, or ``"all"`` of it.
     """
 
     run: Run
@@ -48,51 +63,61 @@ def train(
     until: int | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Outcome:
-    """Makes a run in a folder, or as much of it as is missing there.
+    """Train a run in a folder, or the rounds of it that are missing there.
 
     Args:
         config: of the run.
-        folder: where configuration, metrics, checkpoints and environment go.
-        federation: the configured one, where it has been made before; default: it is made where it is needed.
-        fresh: start anew, whatever is there.
+        folder: for the configuration, metrics, checkpoints and environment. It is locked while the run lasts.
+        federation: the configured one, if the caller has built it; default: it is built here.
+        fresh: delete the run that is in the folder first.
         until: stop after this round; default: the last.
         callbacks: called after each round.
 
     Raises:
-        ValueError: the folder holds another run.
+        ValueError: the folder holds another run or a run on other data, or another process is writing to it.
     """
-    if fresh:
-        _clear(folder)
-    done = rounds_done(config, folder)
-    if done >= min(until or config.rounds, config.rounds):
-        return Outcome(load(folder), "all")
-    federation = federation or federation_from(config)
-    algorithm = algorithm_from(config, federation)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / CONFIG).write_text(to_yaml(config))
-    write_environment(folder)
-    run = fit(
-        algorithm,
-        federation,
-        rounds=config.rounds,
-        cohort=config.cohort.build(),
-        seed=config.seed,
-        setting=config.setting,
-        evaluate_every=config.evaluate_every,
-        callbacks=callbacks,
-        folder=folder,
-        checkpoint_every=config.checkpoint_every,
-        until=until,
-        groups=config.groups,
-    )
+    with locked(folder, nested=True):
+        if fresh:
+            _clear(folder)
+        _check_links(folder)
+        done = rounds_done(config, folder)
+        complete = done >= min(until or config.rounds, config.rounds)
+        try:
+            federation = federation or federation_from(config)
+        except FileNotFoundError:
+            if not complete:
+                raise
+            warnings.warn(f"The data of the run in {folder} are not found, so they are not compared.", stacklevel=2)
+            return Outcome(load(folder), "all")
+        if done:
+            _check_data(checkpoint_of(folder), federation, folder, "Train on them with --fresh, or in another folder.")
+        if complete:
+            return Outcome(load(folder), "all")
+        algorithm = algorithm_from(config, federation)
+        (folder / CONFIG).write_text(to_yaml(_absolute(config)))
+        write_environment(folder)
+        run = fit(
+            algorithm,
+            federation,
+            rounds=config.rounds,
+            cohort=config.cohort.build(),
+            seed=config.seed,
+            setting=config.setting,
+            evaluate_every=config.evaluate_every,
+            callbacks=callbacks,
+            folder=folder,
+            checkpoint_every=config.checkpoint_every,
+            until=until,
+            groups=config.groups,
+        )
     return Outcome(run, "part" if done else "nothing")
 
 
 def rounds_done(config: RunConfig, folder: Path) -> int:
-    """How much of this run is in the folder.
+    """Return how many rounds of this run the folder holds.
 
     Raises:
-        ValueError: there is another run.
+        ValueError: it holds another run.
     """
     checkpoint = Checkpoint.load(folder)
     if checkpoint is None:
@@ -100,44 +125,69 @@ def rounds_done(config: RunConfig, folder: Path) -> int:
     there, here = flat(config_of(folder).model_dump()), flat(config.model_dump())
     different = [key for key in there | here if there.get(key) != here.get(key) and key not in WITHOUT_EFFECT]
     if different:
-        lines = [f"  {key}: {there.get(key, 'not set')} there, {here.get(key, 'not set')} now" for key in different]
+        lines = [
+            f"  {key}: {shortened(str(there.get(key, 'not set')))} there, "
+            f"{shortened(str(here.get(key, 'not set')))} now"
+            for key in different
+        ]
         raise ValueError(
-            f"{folder} holds a run with other settings:\n" + "\n".join(lines) + "\nGive another folder with --out, "
-            "or --fresh to start anew in this one."
+            f"{folder} holds a run with other settings:\n" + "\n".join(lines) + "\nChoose another folder with --out, "
+            "or delete that run with --fresh."
         )
     return checkpoint.round
 
 
 def reevaluate(folder: Path) -> tuple[Run, Evaluation]:
-    """A run, and its last model evaluated again on its federation, which is made anew.
+    """Return a run, and the evaluation of its last model on its federation, which is built again.
 
     Raises:
-        ValueError: the data aren't those it was trained on.
+        ValueError: the data are not those it was trained on.
     """
     config, checkpoint = config_of(folder), checkpoint_of(folder)
     federation = federation_from(config)
-    there, here = checkpoint.facts["identity"]["federation"], federation.fingerprint
-    if there != here:
-        raise ValueError(
-            f"The data that {folder / CONFIG} describes aren't those of the run: their fingerprint is {here[:12]}…, "
-            f"the run's is {there[:12]}…. Files that were changed, or another version of NumPy, make other data."
-        )
+    advice = "Files that were changed, or another version of NumPy, make other data."
+    _check_data(checkpoint, federation, folder, advice)
     run = load(folder)
     return run, run.evaluate(federation, config.setting)
 
 
+def _check_data(checkpoint: Checkpoint, federation: Federation, folder: Path, advice: str) -> None:
+    """Refuse a federation that a run was not trained on."""
+    there, here = checkpoint.facts["identity"]["federation"], federation.fingerprint
+    if there != here:
+        raise ValueError(
+            f"The configured data are not those that the run in {folder} was trained on: their fingerprint is "
+            f"{here[:12]}…, the run's is {there[:12]}…. {advice}"
+        )
+
+
+def _check_links(folder: Path) -> None:
+    """Refuse a folder whose files would be written elsewhere."""
+    for name in OURS:
+        if (folder / name).is_symlink():
+            raise ValueError(f"{folder / name} is a symbolic link, and a run does not write through it. Remove it.")
+
+
+def _absolute(config: RunConfig) -> RunConfig:
+    """Return the configuration with the place of the data as seen from any folder."""
+    if config.data.data_dir is None:
+        return config
+    place = str(Path(config.data.data_dir).absolute())
+    return config.model_copy(update={"data": config.data.model_copy(update={"data_dir": place})})
+
+
 def _clear(folder: Path) -> None:
-    """Removes what a run left; nothing else that may lie in the folder."""
+    """Delete what a run left, and nothing else that lies in the folder."""
     for name in OURS:
         path = folder / name
-        if path.is_dir():
+        if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
 
 
 def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings by their dotted paths.
+    """Return settings by their dotted paths.
 
     >>> flat({"seed": 0, "data": {"source": "digits"}})
     {'seed': 0, 'data.source': 'digits'}

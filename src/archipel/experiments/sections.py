@@ -16,7 +16,10 @@ from archipel.learning.tasks import Described
 from archipel.models.registry import build as build_encoder
 from archipel.models.registry import check_options
 
-Positive = Annotated[int, Field(ge=1)]
+# Beyond these limits a number is a slip of the keyboard, and takes all memory or for ever.
+Positive = Annotated[int, Field(ge=1, le=10**7)]
+Count = Annotated[int, Field(ge=1, le=10**6)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -95,7 +98,7 @@ class EncoderSection(Section):
     """
 
     name: str = "lenet"
-    features: Positive = 32
+    features: Count = 32
     options: dict[str, Any] = Field(default_factory=dict)
 
     @field_validator("name")

@@ -1,4 +1,4 @@
-"""What is drawn and listed around runs."""
+"""The figures of a run, and the list of what a configuration can name."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from archipel.runs.run import Run
 
 
 def draw(config: RunConfig, run: Run, folder: Path, federation: Federation | None = None) -> None:
-    """Draws a run's figures where they aren't drawn yet for its last round.
+    """Draw the figures of a run, unless they show its last round already.
 
     Args:
         config: of the run.
-        run: to draw.
+        run: that is drawn.
         folder: of the run.
-        federation: the configured one, where it has been made before.
+        federation: the configured one, if the caller has built it.
     """
     place = folder / "figures"
     drawn = place / "accuracy.png"
     metrics = folder / "metrics.jsonl"
     if drawn.exists() and metrics.exists() and drawn.stat().st_mtime >= metrics.stat().st_mtime:
         return
-    from archipel.reports import figures  # matplotlib costs a second, and few commands draw
+    from archipel.reports import figures  # loads matplotlib, which takes a second
 
     federation = federation or federation_from(config)
     if federation.classes is not None:
@@ -47,7 +47,7 @@ def draw(config: RunConfig, run: Run, folder: Path, federation: Federation | Non
 
 
 def catalogue() -> Group:
-    """All that a configuration can name, with a line each."""
+    """Return tables of all that a configuration can name, with a line on each."""
     algorithms = {name: _first_line(kind) for name, kind in KINDS.items()}
     data = sources() | {"arrays": "Your own: a folder with one file for each client, .npz with x and y or a table."}
     encoders = {name: _about(make) for name, make in ENCODERS.items()}

@@ -1,4 +1,4 @@
-"""The demonstration: FedAvg, FedSPM and an oracle on clients that differ in labels, looks and the meaning of labels."""
+"""The demonstration: FedAvg, FedSPM and an oracle on clients whose labels and images differ."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from archipel.data.federation import Federation
 from archipel.data.sources.catalogue import load_source
 from archipel.experiments.building import federation_from
 from archipel.experiments.config import RunConfig
+from archipel.experiments.loading import load
 from archipel.experiments.oracle import oracle_of, pool
 from archipel.experiments.reading import read_config
 from archipel.experiments.running import rounds_done, train
@@ -23,14 +24,14 @@ from archipel.runs.run import Run
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What is compared on a data set.
+class Comparison:
+    """What the demonstration trains on a data set.
 
     Args:
-        fedavg: preset.
-        fedspm: preset.
-        rounds: what a few minutes on two cores allow.
-        evaluate_every: rounds between the points of the curves.
+        fedavg: preset of FedAvg.
+        fedspm: preset of FedSPM.
+        rounds: as many as take a few minutes on two cores.
+        evaluate_every: rounds between two points of the curves.
     """
 
     fedavg: str
@@ -39,22 +40,22 @@ class Setting:
     evaluate_every: int
 
 
-SETTINGS = {
-    "fashion-mnist": Setting("fmnist-fedavg", "fmnist-fedspm-incremental", rounds=30, evaluate_every=10),
-    "digits": Setting("digits-fedavg", "digits-fedspm", rounds=30, evaluate_every=5),
+COMPARISONS = {
+    "fashion-mnist": Comparison("fmnist-fedavg", "fmnist-fedspm-incremental", rounds=30, evaluate_every=10),
+    "digits": Comparison("digits-fedavg", "digits-fedspm", rounds=30, evaluate_every=5),
 }
 
 LAST = Path("queries")
-"""What is written last: where it is, nothing is missing."""
+"""The folder that is written last: if it is there, nothing is missing."""
 
 TIMED = 2
-"""Rounds after which the time left is estimated: the first one warms up."""
+"""Rounds after which the time left is estimated; the first one is slower than the others."""
 
 ORACLE_SHARE = 0.25
-"""Examples the oracle sees, of those that FedAvg's clients see together."""
+"""The share of the examples that FedAvg's clients see together which the oracle sees."""
 
 ORACLE_LR = 0.05
-"""The oracle's learning rate: with it a quarter of the examples suffices."""
+"""The learning rate of the oracle, with which a quarter of the examples suffices."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,8 @@ class Entry:
         return rounds_done(self.config, self.folder)
 
 
-def entries(setting: Setting, rounds: int, place: Path) -> list[Entry]:
-    """The three runs, each in a folder of its own."""
+def entries(setting: Comparison, rounds: int, place: Path) -> list[Entry]:
+    """Return the three runs, each with its own folder."""
     settings = [f"rounds={rounds}", f"evaluate_every={setting.evaluate_every}"]
     fedavg = read_config(setting.fedavg, [*settings, "name=fedavg"])
     fedspm = read_config(setting.fedspm, [*settings, "name=fedspm"])
@@ -84,19 +85,19 @@ def entries(setting: Setting, rounds: int, place: Path) -> list[Entry]:
 
 
 def show_demo(out_dir: Path, source: str | None, rounds: int | None, fresh: bool, console: Console) -> None:
-    """Trains what is missing, and prints the table, the figures' place and what to do next.
+    """Train what is missing; print the table, the place of the figures and the next commands.
 
     Args:
-        out_dir: where the folder ``demo-SOURCE`` goes.
-        source: ``"fashion-mnist"``, ``"digits"``, or ``None``: Fashion-MNIST where it's found.
-        rounds: of each method; default: what a few minutes allow.
-        fresh: start anew, whatever is there.
+        out_dir: the folder that ``demo-SOURCE`` is made in.
+        source: ``"fashion-mnist"``, ``"digits"``, or ``None``: Fashion-MNIST if its files are found.
+        rounds: of each method; default: 30.
+        fresh: delete earlier runs first.
         console: where to print.
     """
     source = source or _found(console)
-    if source not in SETTINGS:
-        raise ValueError(f"The demonstration is about {' or '.join(SETTINGS)}; given {source!r}.")
-    setting = SETTINGS[source]
+    if source not in COMPARISONS:
+        raise ValueError(f"The demonstration uses {' or '.join(COMPARISONS)}; given {source!r}.")
+    setting = COMPARISONS[source]
     rounds = rounds or setting.rounds
     place = out_dir / f"demo-{source}"
     runs = entries(setting, rounds, place)
@@ -106,14 +107,14 @@ def show_demo(out_dir: Path, source: str | None, rounds: int | None, fresh: bool
             markup=False,
             soft_wrap=True,
         )
-        results = {entry.title: train(entry.config, entry.folder).run for entry in runs}
+        results = {entry.title: load(entry.folder) for entry in runs}
     else:
         results = _train(runs, rounds, fresh, console, place)
     console.print(result_table(results, source, rounds))
     spm = place / "fedspm"
     console.print(
-        "system: queries of all clients pooled, nobody says whose. average: clients' own queries. routing: queries "
-        "that reach their client. oracle: one model that is told what each client's labels mean, on "
+        "system: queries of all clients, each routed. average: queries of known clients. routing: queries routed to "
+        "their own client. oracle: one model that knows what each client's labels mean, trained on "
         f"{ORACLE_SHARE:.0%} of the examples that FedAvg's clients see.\n",
         highlight=False,
     )
@@ -123,12 +124,12 @@ def show_demo(out_dir: Path, source: str | None, rounds: int | None, fresh: bool
         f"Route queries:         archipel route {spm} {place / 'queries'}",
         sep="\n",
         markup=False,
-        soft_wrap=True,  # commands and paths are to be copied
+        soft_wrap=True,  # so that commands and paths can be copied
     )
 
 
 def result_table(results: dict[str, Run], source: str, rounds: int) -> Table:
-    """The methods' accuracies and training times."""
+    """Return the accuracies and training times of the methods as a table."""
     table = Table(title=f"{source}, {rounds} rounds", title_justify="left")
     for column in ("", "system", "average", "routing", "seconds"):
         table.add_column(column, justify="right" if column else "left")
@@ -142,7 +143,7 @@ def _found(console: Console) -> str:
     try:
         load_source("fashion-mnist")
     except FileNotFoundError as error:
-        console.print(f"{error}\nSo the demonstration is about the digits.", markup=False, soft_wrap=True)
+        console.print(f"{error}\nThe demonstration uses the digits instead.", markup=False, soft_wrap=True)
         return "digits"
     return "fashion-mnist"
 
@@ -151,14 +152,14 @@ def _train(runs: list[Entry], rounds: int, fresh: bool, console: Console, place:
     federation = federation_from(runs[0].config)
     data = {entry.title: federation for entry in runs} | {"oracle": pool(federation)}
     console.print(f"{federation}\n", markup=False, highlight=False)
-    console.print("Timing the first two rounds of each method, to tell how long all will take …")
+    console.print("Timing the first two rounds of each method …")
     left = 0.0
     for entry in runs:
         began = time.perf_counter()
         first = train(entry.config, entry.folder, federation=data[entry.title], fresh=fresh, until=min(TIMED, rounds))
         left += _time_left(first.run, entry.config, time.perf_counter() - began if first.found == "nothing" else None)
     console.print(
-        f"This will take about {_spoken(left)} more on this machine. Ctrl-C stops; it goes on where it stopped.",
+        f"This will take about {_spoken(left)} more on this machine. Ctrl-C stops it; the same command resumes it.",
         soft_wrap=True,
     )
     results = {}
@@ -170,16 +171,16 @@ def _train(runs: list[Entry], rounds: int, fresh: bool, console: Console, place:
 
 
 def _time_left(run: Run, config: RunConfig, wall: float | None) -> float:
-    """Seconds to the end of a run, from the rounds it has made.
+    """Estimate the seconds to the end of a run from the rounds that are done.
 
     Args:
         run: so far.
         config: its configuration.
-        wall: seconds that it took with all around its rounds, where it has just begun.
+        wall: seconds since the start of a new run; ``None``: it was resumed.
     """
     seconds = [record["seconds"] for record in run.history]
     each = statistics.median(seconds[1:] or seconds)
-    # What isn't a round is mostly an evaluation; an evaluation costs about two rounds, if there's nothing to go by.
+    # The rest of the time is mostly an evaluation, which otherwise counts as two rounds.
     evaluation = wall - sum(seconds) if wall is not None else 2 * each
     done, every = len(run.history), config.evaluate_every or config.rounds
     evaluations = config.rounds // every - done // every
@@ -200,7 +201,7 @@ def _draw(results: dict[str, Run], federation: Federation, folder: Path) -> None
 
 
 def _write_queries(federation: Federation, folder: Path) -> None:
-    """A test image of each client, to be routed."""
+    """Write a test image of each client as a query."""
     folder.mkdir(parents=True, exist_ok=True)
     for client in federation.clients:
         if len(client.test["y"]):

@@ -12,27 +12,29 @@ from archipel.runs.routing import Routing
 from archipel.runs.run import Prediction
 
 METRICS = {
-    "system": "anyone's query",
-    "average": "clients' own queries",
-    "average_before": "the same before adaptation",
-    "routing": "queries that reach their client",
-    "global": "one model for all",
-    "worst": "the client served worst",
-    "worst_decile": "the tenth of the clients served worst",
-    "ece": "how far answers' confidence is from their accuracy",
-    "routing_ece": "the same for whose a query is",
+    "system": "queries of all clients, each routed",
+    "average": "queries of known clients",
+    "average_before": "queries of known clients, before adaptation",
+    "routing": "queries routed to their own client",
+    "global": "the shared model alone",
+    "worst": "the client with the lowest value",
+    "worst_decile": "the tenth of the clients with the lowest values",
+    "ece": "answers: |probability given − share that is right|",
+    "routing_ece": "routes: |probability given − share that is right|",
 }
 
 
 def percent(value: float | None) -> str:
-    """>>> percent(0.8125), percent(None)
+    """Write a share as a percentage.
+
+    >>> percent(0.8125), percent(None)
     ('81.2%', '–')
     """
     return "–" if value is None else f"{100 * value:.1f}%"
 
 
 def metrics_table(metrics: dict[str, float]) -> Table:
-    """A row a metric, with what it is about."""
+    """Return a table with a row for each metric, and what it measures."""
     table = Table(title="Metrics on test examples", title_justify="left")
     table.add_column("metric")
     table.add_column("value", justify="right")
@@ -45,7 +47,7 @@ def metrics_table(metrics: dict[str, float]) -> Table:
 
 
 def clients_table(rows: Sequence[dict[str, Any]]) -> Table:
-    """A row a client: its sizes, its own accuracy, and how many of its test examples were routed to it."""
+    """Return a table with a row for each client: its sizes, its accuracy, and how many of its queries reach it."""
     table = Table(title="Clients", title_justify="left")
     columns = list(rows[0]) if rows else []
     for column in columns:
@@ -64,7 +66,7 @@ def _cell(column: str, value: Any) -> str:
 def answers_as_json(
     names: Sequence[str], routing: Routing | None, answers: Prediction, top: int
 ) -> list[dict[str, Any]]:
-    """A record a query: ranked clients with probabilities, and the answer with who gave it."""
+    """Return a record for each query: ranked clients with probabilities, the answer, and the client that answered."""
     ranked = routing.ranked(top) if routing is not None else [[] for _ in names]
     records = []
     for i, name in enumerate(names):
@@ -80,7 +82,7 @@ def answers_as_json(
 
 
 def answers_table(records: Sequence[dict[str, Any]]) -> Table:
-    """The same for people: files by their names, and who answered where it isn't the most likely client."""
+    """Return these records as a table; the client that answered is shown if it is not the most likely one."""
     routed = any("clients" in record for record in records)
     others = any(record["answered_by"] != _first(record) for record in records)
     table = Table(title="Queries", title_justify="left", box=SIMPLE_HEAD)
@@ -93,7 +95,7 @@ def answers_table(records: Sequence[dict[str, Any]]) -> Table:
     for record in records:
         row = [record["input"].rsplit("/", 1)[-1]]
         if routed:
-            # No-break spaces: a client and its probability stay on one line.
+            # No-break spaces keep a client and its probability on one line.
             ranked = (f"{entry['client']} {entry['probability']:.0%}" for entry in record["clients"])
             row.append(", ".join(words.replace(" ", "\u00a0") for words in ranked))
         answer = record["prediction"]
