@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from archipel.algorithm import Algorithm, DivergenceError, NoReplyError
 from archipel.core import keys
+from archipel.core.checks import one_of
 from archipel.core.groups import Groups, numbered
 from archipel.core.interruption import interruption
 from archipel.core.progress import RoundBar
@@ -22,7 +23,7 @@ from archipel.core.trees import PerClient, finite
 from archipel.data.federation import Federation
 from archipel.engines.auto import choose
 from archipel.engines.carrier import Carrier, log
-from archipel.engines.handle import Handle, Ledger
+from archipel.engines.handle import Handle, Ledger, OnError
 from archipel.engines.setting import DEFAULT, Setting
 from archipel.runs.arguments import check_counts, check_parts
 from archipel.runs.callbacks import Callback, Moment
@@ -33,6 +34,9 @@ from archipel.runs.identity import describe
 from archipel.runs.run import Run
 from archipel.states.placement import store_in
 from archipel.states.table import States
+
+REMEMBERED = 20
+"""Rounds of which the largest reply is remembered, to name who sent it where the run diverges later."""
 
 
 def fit(
@@ -51,6 +55,7 @@ def fit(
     answers: Callable[[int, int], bool] | None = None,
     until: int | None = None,
     groups: Groups | None = None,
+    on_error: OnError = "stop",
 ) -> Run:
     """Train a federation.
 
@@ -76,6 +81,8 @@ def fit(
         until: stop after this round, as an interruption would, and evaluate there; default: ``rounds``.
         groups: the edges of a hierarchy, for methods of three tiers: names or numbers of each edge's clients, as in
             ``[["Paris", "Lyon"], ["Oslo"]]``, every client at exactly one; default: there are none.
+        on_error: what an exception in a client's step does, and a reply unlike the others: ``"stop"`` ends the run with
+            the client and the step named; ``"drop"`` leaves the client out of the round, as one that does not answer.
 
     Returns:
         The run: last states, history and metrics.
@@ -89,6 +96,7 @@ def fit(
     """
     check_counts(rounds=rounds, evaluate_every=evaluate_every, checkpoint_every=checkpoint_every, until=until)
     check_parts(algorithm, federation, cohort, seed, setting)
+    one_of("fit", "on_error", on_error, "stop", "drop")
     torch.set_num_threads(1)
     edges = () if groups is None else numbered(groups, [client.name for client in federation.clients])
     identity = {
@@ -106,17 +114,24 @@ def fit(
         log.info("engine: %s; %s", carrier.describe()["engine"], why)
         run = Run(algorithm, {}, [], Facts.of(federation), rounds=rounds, seed=seed)
         with closing(carrier):
-            training = _Training(run, federation, carrier, rounds, keys.key(seed), cohort or Full(), answers, edges)
+            training = _Training(
+                run, federation, carrier, rounds, keys.key(seed), cohort or Full(), answers, edges, on_error
+            )
             done = files.resume(run, carrier) if resume else 0
             if done == 0:
                 training.enrol()
             files.start_metrics(run.history)
             with interruption() as interrupted, RoundBar(type(algorithm).__name__, rounds, done) as bar:
                 for round in range(done, last):
+                    writes = carrier.states.writes
                     try:
                         record = training.round(round)
                     except DivergenceError as error:
                         raise _diverged(error, files.set_aside(run, carrier)) from None
+                    except Exception as error:
+                        # Client states that the failed round has changed are not those of the round before.
+                        error.add_note(files.rescue(run, carrier, complete=carrier.states.writes == writes))
+                        raise
                     ending = round + 1 == last or interrupted.is_set()
                     if ending or (evaluate_every and (round + 1) % evaluate_every == 0):
                         training.evaluate(round, setting, record)
@@ -150,7 +165,9 @@ class _Training:
         cohort: who takes part.
         answers: whether a client answers in a round.
         edges: each group's clients.
+        on_error: whether an exception of a client's step stops the run.
         opening: traffic before the first round, which is counted in it.
+        largest: the largest value in replies of each of the last rounds, with the round and the client.
     """
 
     run: Run
@@ -161,20 +178,23 @@ class _Training:
     cohort: Cohort
     answers: Callable[[int, int], bool] | None
     edges: tuple[Tensor, ...]
+    on_error: OnError
     opening: Ledger = field(default_factory=Ledger)
+    largest: list[tuple[float, int, str]] = field(default_factory=list)
 
     def handle(self, round: int, ledger: Ledger, ids: Tensor | None = None) -> Handle:
         """Return a handle on these clients; default: all."""
         ids = torch.arange(len(self.federation)) if ids is None else ids
-        return Handle(self.carrier, ids, self.federation.sizes, round, self.rounds, ledger, self.answers, self.edges)
+        names, sizes = self.run.facts.names, self.federation.sizes
+        return Handle(
+            self.carrier, ids, sizes, round, self.rounds, ledger, self.answers, self.edges, names=names,
+            on_error=self.on_error,
+        )  # fmt: skip
 
     def enrol(self) -> None:
         """Make the first states, of the server and of every client."""
         algorithm, ledger = self.run.algorithm, Ledger()
-        everyone = Handle(
-            self.carrier, torch.arange(len(self.federation)), self.federation.sizes, 0, self.rounds, ledger,
-            edges=self.edges,
-        )  # fmt: skip
+        everyone = replace(self.handle(0, ledger), answers=None, on_error="stop")
         self.run.server = algorithm.init_server(everyone, keys.fold(self.root, "server"))
         # What a method asks of its clients at the start belongs to the first round; enrolment itself is no traffic.
         self.opening = Ledger(ledger.uplink, ledger.downlink)
@@ -206,11 +226,16 @@ class _Training:
             log.warning("%s The server keeps its state.", error)
         except DivergenceError as error:
             raise self._divergence(error, round, ledger) from None
+        value, client = ledger.largest
+        self.largest = [*self.largest, (value, round + 1, self.run.facts.names[client])][-REMEMBERED:]
         return self._record(round, info, ledger, len(ids), time.perf_counter() - started)
 
     def _divergence(self, error: Exception, round: int, ledger: Ledger) -> DivergenceError:
         left_out = f" Left out: {self._names(ledger.dropped)}." if ledger.dropped else ""
-        return DivergenceError(f"After round {round + 1}: {error}{left_out}")
+        value, client = ledger.largest
+        value, when, who = max([*self.largest, (value, round + 1, self.run.facts.names[client])])
+        suspect = f" The largest value in recent replies is {value:.3g}, of {who} in round {when}." if value else ""
+        return DivergenceError(f"After round {round + 1}: {error}{left_out}{suspect}")
 
     def _record(self, round: int, info: dict[str, Any], ledger: Ledger, cohort: int, seconds: float) -> dict[str, Any]:
         record: dict[str, Any] = {"round": round + 1}

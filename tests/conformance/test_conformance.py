@@ -12,6 +12,7 @@ from archipel.core import keys
 from archipel.core.trees import PerClient, decoded_rows, deliver, flatten, leaves, unflatten
 from archipel.engines import Batched, Handle, Ledger, Loop, Processes, Wire
 from archipel.engines.carrier import client_data
+from archipel.engines.outcome import step_name
 from archipel.engines.setting import Setting
 from archipel.states.checkpoint import Checkpoint
 
@@ -120,7 +121,7 @@ class Elsewhere(Batched):
         found = leaves((states, decoded_rows(replies)))
         assert [leaf.device.type for leaf in found] == ["meta"] * len(found)
         assert [leaf.shape for leaf in found] == [leaf.shape for leaf in leaves((outcome[0], outcome[1].replies))]
-        self.steps.add(step.__qualname__)
+        self.steps.add(step_name(step))
         return outcome
 
 

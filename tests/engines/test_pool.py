@@ -275,7 +275,7 @@ def test_a_client_that_ends_every_worker_ends_the_run_and_is_named(uneven, tmp_p
 def test_a_worker_that_hangs_is_replaced(uneven, tmp_path, caplog):
     run = partial(fit, Perilous(tmp_path, "hang"), uneven, rounds=2)
     began = time.monotonic()
-    found = run(setting=Setting(engine=partial(Processes, patience=1), workers=2))
+    found = run(setting=Setting(engine=partial(Processes, timeout=1), workers=2))
     assert time.monotonic() - began < 30
     same_bits(every_state(found), every_state(run(setting=Setting(engine="loop"))))
     assert (

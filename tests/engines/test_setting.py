@@ -16,7 +16,7 @@ from archipel import SGD, FedAvg, Federation, Network, classification, fit
 from archipel.core import keys
 from archipel.core.trees import leaves, tree_map
 from archipel.engines import Loop, Processes
-from archipel.engines.operations import Operations
+from archipel.engines.operation_counter import OperationCounter
 from archipel.engines.setting import Setting
 from archipel.experiments import read_config, train
 from archipel.learning import compiling as forward_module
@@ -241,7 +241,7 @@ def test_what_cannot_be_traced_runs_as_it_is(traced: Any) -> None:
 
 
 def test_who_counts_operations_sees_them_one_by_one(traced: Any) -> None:
-    with Operations() as counted:
+    with OperationCounter() as counted:
         step(Network(mlp()), torch.zeros(6, 3), compile="default")
     assert counted.largest >= 2 * 6 * 3 * 8
     assert traced() == 0
@@ -275,7 +275,7 @@ def test_machine_code_agrees_with_torchs_own_also_in_a_worker_that_was_forked_of
     network = Network(nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Dropout(0.5)))
     close(step(network, x, compile="default"), step(network, x))
     federation = Federation.from_arrays([(torch.randn(n, 3), torch.arange(n) % 3) for n in (9, 12)], test=0.0)
-    processes = partial(Processes, kernel="loop", patience=30.0)
+    processes = partial(Processes, kernel="loop", timeout=30.0)
     small = nn.Sequential(nn.Linear(3, 4), nn.Tanh())  # with more to compile, torch happens to begin a new thread
     run = trained(federation, small, engine=processes, workers=1, compile="default")
     close(run.server, trained(federation, small, engine="loop").server)

@@ -15,9 +15,10 @@ from archipel.core.torch_internals import BatchNormBase, ConvolutionBase
 from archipel.core.trees import Tree, decoded
 from archipel.data.federation import Federation
 from archipel.engines.batched import Batched
-from archipel.engines.carrier import Carrier, Outcome, log, step_name
+from archipel.engines.carrier import Carrier, log
 from archipel.engines.loop import Loop
-from archipel.engines.operations import LARGE, Operations
+from archipel.engines.operation_counter import LARGE, OperationCounter
+from archipel.engines.outcome import Outcome, WroteIntoInputsError, step_name
 from archipel.engines.pool.processes import Processes
 from archipel.engines.setting import DEFAULT, Setting
 from archipel.engines.wire import Wire
@@ -92,8 +93,8 @@ class Auto:
 
     The first time a step runs, the smallest client does it once under a counter of operations. Where the largest matrix
     product is small, calling operations takes most of the time, and batches share that; where it is large (see
-    :mod:`archipel.engines.operations`), threads take clients one by one. Work is counted, not timed, so that the same
-    run chooses the same on every machine and in every repetition.
+    :mod:`archipel.engines.operation_counter`), threads take clients one by one. Work is counted, not timed, so that the
+    same run chooses the same on every machine and in every repetition.
 
     Args:
         algorithm: whose steps are run.
@@ -124,12 +125,19 @@ class Auto:
         self._batched.close()
 
     def run(self, step: Step, message: Tree, ids: Sequence[int], key: Tensor, *, training: bool) -> Iterator[Outcome]:
-        if step_name(step) not in self._chosen:
-            self._chosen[step_name(step)] = self._choice(step, message, key, training)
-        yield from self._chosen[step_name(step)].run(step, message, ids, key, training=training)
+        name = step_name(step)
+        if name not in self._chosen:
+            try:
+                self._chosen[name] = self._choice(step, message, key, training)
+            except WroteIntoInputsError:
+                raise
+            except Exception:  # the step fails at this client; the loop says at which clients
+                yield from self._loop.run(step, message, ids, key, training=training)
+                return
+        yield from self._chosen[name].run(step, message, ids, key, training=training)
 
     def _choice(self, step: Step, message: Tree, key: Tensor, training: bool) -> Loop | Batched:
-        with Operations() as counted:
+        with OperationCounter() as counted:
             self._loop.compute(step, decoded(message), self._smallest, key, training)
         large = counted.largest >= LARGE
         log.info(

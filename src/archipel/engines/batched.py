@@ -29,9 +29,10 @@ from archipel.core.trees import (
     tree_map,
 )
 from archipel.data.federation import Federation
-from archipel.engines.carrier import Outcome, log, step_name, usable
+from archipel.engines.carrier import log
 from archipel.engines.loop import Done, Loop
-from archipel.engines.operations import LARGE, Operations
+from archipel.engines.operation_counter import LARGE, OperationCounter
+from archipel.engines.outcome import Inputs, Outcome, SameForm, WroteIntoInputsError, step_name
 from archipel.engines.setting import DEFAULT, Setting
 from archipel.engines.threads import Threads
 from archipel.states.table import States, consecutive
@@ -101,13 +102,18 @@ class Batched:
         # Small operations would only wait for one another's turn at the interpreter.
         large = self._largest[step_name(step)] * self._chunk(step, message) >= LARGE
         threaded = large and self.workers > 1 and len(chunks) > 1
+        form = SameForm(step)
         for done in self._threads.map(one, step, chunks) if threaded else (one(step, chunk) for chunk in chunks):
-            yield self.keep(done, training)
+            outcome = self.keep(done, training, form)
+            if outcome.error is None:
+                yield outcome
+            else:  # one by one, to know at whom
+                yield from self.loop.run(step, message, outcome.ids, key, training=training)
 
     def ready(self, step: Step, message: Tree, key: Tensor, training: bool) -> bool:
         """Whether the step can be batched; the first time this is tried."""
         if not self._fallen_back and (step_name(step), training) not in self._probed:
-            self._probe(step, message, self._extremes(), key, training)
+            return self._probe(step, message, self._extremes(), key, training)
         return not self._fallen_back
 
     def split(self, step: Step, message: Tree, ids: Sequence[int]) -> Sequence[Tensor]:
@@ -116,10 +122,15 @@ class Batched:
         return chunks if ids else ()
 
     def one(self, step: Step, message: Tree, ids: Tensor, key: Tensor, training: bool) -> Done:
-        """One chunk's step and what became of it; nothing is kept yet."""
-        states, replies = self.compute(step, message, ids, key, training)
-        packed, replies = nbytes(replies) // len(ids), decoded_rows(replies)
-        return states, Outcome(ids.tolist(), replies, usable((states, replies), len(ids)), packed)
+        """Run one chunk's step; nothing is kept yet."""
+        try:
+            states, replies = self.compute(step, message, ids, key, training)
+            packed, replies = nbytes(replies) // len(ids), decoded_rows(replies)
+            return states, Outcome.of(ids.tolist(), states, replies, packed)
+        except WroteIntoInputsError:
+            raise
+        except Exception as error:
+            return {}, Outcome.failed(ids.tolist(), error)
 
     def gather(self) -> None:
         """Puts all clients' data end to end, for processes that are forked off to have them so."""
@@ -127,9 +138,10 @@ class Batched:
             for part in ("train", "validation", "test"):
                 self._table(part)
 
-    def keep(self, done: Done, training: bool) -> Outcome:
-        """Keeps the new states of usable outcomes."""
+    def keep(self, done: Done, training: bool, form: SameForm) -> Outcome:
+        """Keep the new states of usable outcomes, whose replies have the form of the others."""
         states, outcome = done
+        outcome = form.check(outcome)
         if training:
             self._commit(torch.tensor(outcome.ids), self.setting.to_cpu(states), outcome.usable)
         return outcome
@@ -148,10 +160,12 @@ class Batched:
         # States are copies, always: a reply, or another entry of the new state, may be an entry of the old one.
         states, own = self.setting.to_device(self.states.read(ids)), self.setting.to_device(keys.fold(key, ids))
         sent, data = self.setting.to_device(sent), self._data(ids, training)
+        inputs = Inputs(step, sent, data)
         with self.setting.inside():
             batched = torch.func.vmap(step, in_dims=(0, dims, _stacked(data), 0), randomness="error")
             result: tuple[Tree, Tree] = batched(states, sent, data, own)
-            return result
+        inputs.check()
+        return result
 
     def _commit(self, ids: Tensor, states: Tree, kept: Tensor) -> None:
         if leaves(states):
@@ -163,30 +177,38 @@ class Batched:
         by_size = sorted(range(len(self._counts)), key=self._counts.__getitem__)
         return torch.tensor(sorted({by_size[0], by_size[-1]}))
 
-    def _probe(self, step: Step, message: Tree, ids: Tensor, key: Tensor, training: bool) -> None:
-        self._probed.add((step_name(step), training))
+    def _probe(self, step: Step, message: Tree, ids: Tensor, key: Tensor, training: bool) -> bool:
+        """Run some clients both ways, and return whether the step can be batched."""
         message = self.setting.to_device(decoded(message))
-        # The loop goes first: an error it raises too is the step's own, and goes up as it is.
-        with Operations() as counted:
-            looped = [self.loop.compute(step, message, client, key, training)[1] for client in ids.tolist()]
+        # The loop goes first: an error that it raises too is the step's own, and it will say at which clients.
+        try:
+            with OperationCounter() as counted:
+                looped = [self.loop.compute(step, message, client, key, training)[1] for client in ids.tolist()]
+        except WroteIntoInputsError:
+            raise
+        except Exception:
+            return False
+        self._probed.add((step_name(step), training))
         self._largest[step_name(step)] = counted.largest
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("error", message=".*performance drop.*")
                 _, replies = self.compute(step, message, ids, key, training)
+        except WroteIntoInputsError:
+            raise
         except Exception as error:
             reason = str(error).strip().splitlines()[0][:160] if str(error) else type(error).__name__
-            self._fall_back(step, reason)
-            return
+            return self._fall_back(step, reason)
         for position, reply in enumerate(looped):
             gap = _largest_gap(row(replies, torch.tensor([position])), tree_map(lambda t: t[None], reply))
             if not gap <= 1e-3:
-                self._fall_back(step, f"its batched reply differs from the looped one by {gap:.1g} of its size")
-                return
+                return self._fall_back(step, f"its batched reply differs from the looped one by {gap:.1g} of its size")
+        return True
 
-    def _fall_back(self, step: Step, reason: str) -> None:
+    def _fall_back(self, step: Step, reason: str) -> bool:
         log.warning("%s can't be batched over clients, so clients run one by one: %s", step_name(step), reason)
         self._tables, self._fallen_back = {}, True
+        return False
 
     def _data(self, ids: Tensor, training: bool) -> ClientData:
         tables = {name: self._table(name) for name in (("train",) if training else ("train", "validation", "test"))}

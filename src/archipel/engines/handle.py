@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
+from typing import Literal
 
 import numpy as np
 import torch
@@ -13,8 +14,11 @@ from torch import Tensor
 
 from archipel.algorithm import NoReplyError, Replies, Step, Weights
 from archipel.core.torch_internals import version
-from archipel.core.trees import PerClient, Sum, Tree, leaves, nbytes, row, tree_map
-from archipel.engines.carrier import Carrier, Outcome
+from archipel.core.trees import PerClient, Sum, Tree, flatten, leaves, nbytes, row, tree_map
+from archipel.engines.carrier import Carrier
+from archipel.engines.outcome import Outcome, step_name
+
+OnError = Literal["stop", "drop"]
 
 
 @dataclass
@@ -30,13 +34,27 @@ class Ledger:
         downlink: bytes from the server to clients.
         dropped: why each client that was dropped was, by id.
         held: the tensors that were broadcast, by identity and version, each with the clients who got it. The tensor
-            itself is there so that its identity can't be given to another while the round lasts.
+            itself is kept so that its identity is not given to another one in the same round.
+        largest: the largest absolute value in a usable reply, and the client that sent it.
     """
 
     uplink: int = 0
     downlink: int = 0
     dropped: dict[int, str] = field(default_factory=dict)
     held: dict[tuple[int, int], tuple[Tensor, set[int]]] = field(default_factory=dict, repr=False)
+    largest: tuple[float, int] = (0.0, -1)
+
+    def receive(self, outcome: Outcome) -> None:
+        """Count replies, and note who is dropped and who sent the largest value."""
+        self.uplink += outcome.reply_bytes * len(outcome.ids)
+        values = outcome.largest.tolist()
+        for client, usable, value in zip(outcome.ids, outcome.usable.tolist(), values, strict=True):
+            if not usable:
+                self.dropped[client] = (
+                    f"error: {_last_line(outcome.error)}" if outcome.error else "NaN or infinite values"
+                )
+            elif value > self.largest[0]:
+                self.largest = value, client
 
     def send(self, message: Tree, clients: Sequence[int]) -> None:
         """Counts a message to these clients: its rows for each, and of what is broadcast that which is new to them."""
@@ -65,6 +83,8 @@ class Handle:
         answers: ``(round, client) → bool``, whether a client's reply arrives; for simulating failures.
         edges: the clients of each group, ``(m_e,)`` in rising order; none: there are no groups.
         enrolled: whom ``everyone`` means, in rising order; ``None``: all.
+        names: the clients', for messages.
+        on_error: whether an exception of a client's step stops the run, or drops the client from the round.
     """
 
     carrier: Carrier
@@ -76,6 +96,8 @@ class Handle:
     answers: Callable[[int, int], bool] | None = None
     edges: tuple[Tensor, ...] = ()
     enrolled: Tensor | None = None
+    names: Sequence[str] = ()
+    on_error: OnError = "stop"
 
     @property
     def population(self) -> int:
@@ -103,7 +125,8 @@ class Handle:
         return self._collected(self._run(step, message, key))
 
     def evaluate(self, step: Step, message: Tree, key: Tensor) -> Replies:
-        return self._collected(self.carrier.run(step, message, self.ids.tolist(), key, training=False))
+        outcomes = self.carrier.run(step, message, self.ids.tolist(), key, training=False)
+        return self._collected(outcome for outcome in outcomes if self._sound(step, outcome))
 
     def apply(self, step: Step, message: Tree, key: Tensor) -> None:
         for _ in self._run(step, message, key):
@@ -113,19 +136,21 @@ class Handle:
         return _home(self._summed(step, message, key, weights).total())
 
     def mean(self, step: Step, message: Tree, key: Tensor, weights: Weights = "examples") -> Tree:
-        return _home(self._summed(step, message, key, weights).mean())
+        return _home(self._summed(step, message, key, weights, mean=True).mean())
 
     def mean_and_share(
         self, step: Step, message: Tree, key: Tensor, weights: Weights = "examples"
     ) -> tuple[Tree, float]:
-        total = self._summed(step, message, key, weights)
+        total = self._summed(step, message, key, weights, mean=True)
         return _home(total.mean()), total.weight / float(self._weights(self.everyone.ids, weights).sum())
 
-    def _summed(self, step: Step, message: Tree, key: Tensor, weights: Weights) -> Sum:
+    def _summed(self, step: Step, message: Tree, key: Tensor, weights: Weights, mean: bool = False) -> Sum:
         total = Sum()
         for outcome in self._run(step, message, key):
             ids, replies = _usable(outcome)
             if ids:
+                if not total.weight:
+                    _check_numbers(step, replies, mean)
                 total.add(replies, self._weights(ids, weights).tolist())
         if total.weight == 0:
             raise NoReplyError(self._nobody())
@@ -161,17 +186,30 @@ class Handle:
                 self.ledger.dropped[client] = "no answer"
         self.ledger.send(message, self.ids.tolist())
         for outcome in self.carrier.run(step, message, present, key, training=True):
-            self.ledger.uplink += outcome.reply_bytes * len(outcome.ids)
-            for client, usable in zip(outcome.ids, outcome.usable.tolist(), strict=True):
-                if not usable:
-                    self.ledger.dropped[client] = "NaN or infinite values"
-            yield outcome
+            self.ledger.receive(outcome)
+            if self._sound(step, outcome):
+                yield outcome
+
+    def _sound(self, step: Step, outcome: Outcome) -> bool:
+        """Whether the step ran; if not, and failing clients are not to be dropped, raise what it raised."""
+        if outcome.error is None:
+            return True
+        if self.on_error == "drop":
+            return False
+        names = ", ".join(self.names[i] if self.names else f"client {i}" for i in outcome.ids)
+        outcome.error.add_note(f"{step_name(step)} failed at {names} in round {self.round + 1}.")
+        raise outcome.error
 
     def _nobody(self) -> str:
         if not len(self.ids):
             return f"Nobody was drawn for round {self.round + 1}."
         reasons = sorted({self.ledger.dropped.get(i, "no answer") for i in self.ids.tolist()})
         return f"No reply could be used in round {self.round + 1}: {len(self.ids)} asked; {', '.join(reasons)}."
+
+
+def _last_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[-1][:200] if lines else type(error).__name__
 
 
 def _usable(outcome: Outcome) -> tuple[Sequence[int], Tree]:
@@ -182,6 +220,18 @@ def _usable(outcome: Outcome) -> tuple[Sequence[int], Tree]:
     return list(compress(outcome.ids, kept)), row(outcome.replies, outcome.usable)
 
 
+def _check_numbers(step: Step, replies: Tree, mean: bool) -> None:
+    """Raise a TypeError for truth values in a sum, and for anything but floating-point numbers in a mean."""
+    for name, leaf in flatten(replies).items():
+        if leaf.dtype == torch.bool or (mean and not (leaf.is_floating_point() or leaf.is_complex())):
+            kind = str(leaf.dtype).removeprefix("torch.")
+            raise TypeError(
+                f"{step_name(step)} replies with {kind} values{f' at {name}' if name else ''}; a "
+                f"{'mean' if mean else 'sum'} over clients needs {'floating-point' if mean else ''} numbers. Convert "
+                "them in the step, with .float()."
+            )
+
+
 def _home(tree: Tree) -> Tree:
-    """The tree in the machine's memory, where the server works, wherever steps have computed."""
+    """Return the tree in the machine's memory, where the server works."""
     return tree_map(Tensor.cpu, tree)

@@ -13,7 +13,8 @@ from archipel.core import keys
 from archipel.core.examples import ClientData
 from archipel.core.trees import Tree, decoded, deliver, nbytes, tree_map
 from archipel.data.federation import Federation
-from archipel.engines.carrier import Outcome, client_data, log, step_name, usable
+from archipel.engines.carrier import client_data, log
+from archipel.engines.outcome import Inputs, Outcome, SameForm, WroteIntoInputsError, step_name
 from archipel.engines.setting import DEFAULT, Setting
 from archipel.engines.threads import Threads
 from archipel.states.table import States
@@ -56,7 +57,7 @@ class Loop:
         self._threads.close()
 
     def run(self, step: Step, message: Tree, ids: Sequence[int], key: Tensor, *, training: bool) -> Iterator[Outcome]:
-        rest, message = list(ids), self.setting.to_device(decoded(message))
+        rest, message, form = list(ids), self.setting.to_device(decoded(message)), SameForm(step)
         if self.workers > 1 and rest and step_name(step) not in self._seen:
             # The first client runs alone, to see whether the model draws by the generator that threads would share.
             self._seen.add(step_name(step))
@@ -69,7 +70,7 @@ class Loop:
                 self.workers = 1
                 torch.random.set_rng_state(before)
             else:
-                yield self.keep(done, training)
+                yield self.keep(done, training, form)
                 rest = rest[1:]
         if self.workers == 1:
             # All clients' keys at once, in a tenth of the time.
@@ -77,35 +78,45 @@ class Loop:
             with keys.torch_generator(key):
                 for client, own in zip(rest, each.tolist(), strict=True):
                     torch.default_generator.manual_seed(own)
-                    yield self.keep(self.one(step, message, client, key, training), training)
+                    yield self.keep(self.one(step, message, client, key, training), training, form)
         else:
 
             def one(step: Step, client: int) -> Done:
                 return self.one(step, message, client, key, training)
 
             for done in self._threads.map(one, step, rest):
-                yield self.keep(done, training)
+                yield self.keep(done, training, form)
 
-    def keep(self, done: Done, training: bool) -> Outcome:
-        """Keeps the new state of a usable outcome."""
+    def keep(self, done: Done, training: bool, form: SameForm) -> Outcome:
+        """Keep the new state of a usable outcome, whose reply has the form of the others."""
         state, outcome = done
+        outcome = form.check(outcome)
         if training and bool(outcome.usable):
             self.states.put(outcome.ids[0], self.setting.to_cpu(state))
         return outcome
 
     def one(self, step: Step, message: Tree, client: int, key: Tensor, training: bool) -> Done:
-        """One client's step and what became of it; nothing is kept yet."""
-        state, reply = self.compute(step, message, client, key, training)
-        with torch.no_grad():
-            size, reply = nbytes(reply), tree_map(lambda t: t[None], decoded(reply))
-            return state, Outcome((client,), reply, usable((state, reply), 1), size)
+        """Run one client's step; nothing is kept yet."""
+        try:
+            state, reply = self.compute(step, message, client, key, training)
+            with torch.no_grad():
+                size, reply = nbytes(reply), tree_map(lambda t: t[None], decoded(reply))
+                return state, Outcome.of((client,), state, reply, size)
+        except WroteIntoInputsError:
+            raise
+        except Exception as error:
+            return {}, Outcome.failed((client,), error)
 
     def compute(self, step: Step, message: Tree, client: int, key: Tensor, training: bool) -> tuple[Tree, Tree]:
-        """The step's own result: the client's new state, and the reply as it was packed."""
+        """Return the step's own result: the client's new state, and the reply as it was packed."""
         with self.setting.inside():
             given = self.states[client], deliver(message, client), keys.fold(key, client)
             state, sent, own = given if self.setting.on_cpu else map(self.setting.to_device, given)
-            return step(state, sent, self._data(client, training), own)
+            data = self._data(client, training)
+            inputs = Inputs(step, sent, data)
+            result = step(state, sent, data, own)
+            inputs.check()
+            return result
 
     def _data(self, client: int, training: bool) -> ClientData:
         if self.setting.on_cpu:

@@ -20,9 +20,10 @@ from torch import Tensor
 from archipel.algorithm import Algorithm, Step
 from archipel.core import keys
 from archipel.core.examples import ClientData, Examples
-from archipel.core.trees import Tree, decoded, deliver, finite, nbytes, tree_map
+from archipel.core.trees import Tree, decoded, deliver, nbytes, tree_map
 from archipel.data.federation import Federation
-from archipel.engines.carrier import UNPICKLABLE, Outcome, client_data, not_sent
+from archipel.engines.carrier import UNPICKLABLE, client_data, not_sent
+from archipel.engines.outcome import Inputs, Outcome, SameForm, WroteIntoInputsError
 from archipel.engines.setting import DEFAULT, Setting
 from archipel.states.encoding import decode, encode
 from archipel.states.table import States
@@ -99,20 +100,26 @@ class Wire:
     def run(self, step: Step, message: Tree, ids: Sequence[int], key: Tensor, *, training: bool) -> Iterator[Outcome]:
         buffer = io.BytesIO()
         _Pickler(buffer, self.algorithm).dump(step)
+        form = SameForm(step)
         for client in ids:
             self._send(buffer.getvalue())
             self._send(pickle.dumps((client, training)))
-            parcel = {"state": self.states[client], "message": deliver(message, client)}
-            self._send(encode(parcel | {"key": keys.fold(key, client)}))
+            given = {"state": self.states[client], "message": deliver(message, client)}
+            self._send(encode(given | {"key": keys.fold(key, client)}))
             answer = self._receive()
+            if answer["wrote"]:
+                raise WroteIntoInputsError(answer["wrote"])
             if answer["error"]:
-                raise RuntimeError(f"The step failed in the client's process:\n{answer['error']}")
+                yield Outcome.failed(
+                    (client,), RuntimeError(f"The step failed in the client's process:\n{answer['error']}")
+                )
+                continue
             result = decode(answer["tree"])
             state, size, reply = result["state"], nbytes(result["reply"]), decoded(result["reply"])
-            good = finite(reply) & finite(state)
-            if training and bool(good):
+            outcome = form.check(Outcome.of((client,), state, tree_map(lambda t: t[None], reply), size))
+            if training and bool(outcome.usable):
                 self.states.put(client, state)
-            yield Outcome((client,), tree_map(lambda t: t[None], reply), good[None], size)
+            yield outcome
 
     def _send(self, data: bytes) -> None:
         self._connection.send_bytes(data)
@@ -136,16 +143,21 @@ def _serve(connection: Connection) -> None:
         try:
             step = _Unpickler(io.BytesIO(connection.recv_bytes()), algorithm).load()
             client, training = pickle.loads(connection.recv_bytes())
-            parcel = decode(connection.recv_bytes())
+            given = decode(connection.recv_bytes())
         except EOFError:
             return
-        answer: dict[str, Any] = {"error": "", "tree": b""}
+        answer: dict[str, Any] = {"wrote": "", "error": "", "tree": b""}
         try:
             store = stores[client]
             data_seen = ClientData(store["train"]) if training else ClientData(**store)
-            with torch.no_grad(), keys.torch_generator(keys.fold(parcel["key"], "torch")):
-                state, reply = step(parcel["state"], decoded(parcel["message"]), data_seen, parcel["key"])
+            with torch.no_grad(), keys.torch_generator(keys.fold(given["key"], "torch")):
+                message = decoded(given["message"])
+                inputs = Inputs(step, message, data_seen)
+                state, reply = step(given["state"], message, data_seen, given["key"])
+                inputs.check()
             answer["tree"] = encode({"state": state, "reply": reply})
+        except WroteIntoInputsError as error:
+            answer["wrote"] = str(error)
         except Exception:
             answer["error"] = traceback.format_exc()
         connection.send_bytes(pickle.dumps(answer))

@@ -79,6 +79,19 @@ class RunFolder:
         self._save(run, carrier, self.path / "diverged")
         return self.path / "diverged"
 
+    def rescue(self, run: Run, carrier: Carrier, *, complete: bool) -> str:
+        """Save a run that an exception ends, where its states are those of a whole round; say what can be resumed."""
+        done = len(run.history)
+        if self.path is None:
+            return f"{done} rounds were done; nothing was saved, because fit was given no folder."
+        if complete and run.server:
+            self.save(run, carrier)
+            return f"The checkpoint in {self.path} is of round {done}; the same call resumes it."
+        found = Checkpoint.load(self.path)
+        if found is None:
+            return f"{done} rounds were done; {self.path} has no checkpoint yet."
+        return f"The checkpoint in {self.path} is of round {found.round}; the same call resumes it."
+
     def _save(self, run: Run, carrier: Carrier, place: Path) -> None:
         run.clients = carrier.states
         run.save(place, self._identity | {"engine": carrier.describe()})

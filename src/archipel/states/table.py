@@ -42,6 +42,7 @@ class States(Sequence[Tree]):
 
     Attributes:
         written: ``(m,)`` bool, who has a state.
+        writes: how often states were written.
         shapes: of a client's leaves (of an example's, for :class:`PerExample`), by names as ``flatten`` gives them;
             ``None`` as long as nobody has a state.
         columns: the leaves of all, by the same names.
@@ -60,6 +61,7 @@ class States(Sequence[Tree]):
         self.columns: dict[str, Column] = {}
         self.shapes: Shapes | None = None
         self.written = torch.zeros(len(self.counts), dtype=torch.bool)
+        self.writes = 0
 
     def __len__(self) -> int:
         return len(self.counts)
@@ -198,6 +200,7 @@ class States(Sequence[Tree]):
             else:
                 column.write(rows, named[name])
         self.written[rows] = True
+        self.writes += 1
 
     def _agree(self, shapes: Shapes) -> None:
         if self.shapes is None:

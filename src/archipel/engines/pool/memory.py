@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ALIGNED = 64
+ALIGNMENT = 64
 """Where a tensor begins is a multiple of this many bytes."""
-Place = tuple[int, tuple[int, ...], torch.dtype]
+Location = tuple[int, tuple[int, ...], torch.dtype]
 """A tensor in the memory: where it begins, its shape, and its dtype."""
 
 
@@ -33,15 +33,15 @@ class Memory:
     """
 
     def __init__(self) -> None:
-        self._descriptor = _nameless()
-        self._map: mmap.mmap | None = None
+        self._descriptor = _anonymous()
+        self._mapped: mmap.mmap | None = None
         self._size = 0
 
     def __getstate__(self) -> Any:
         return DupFd(self._descriptor)
 
     def __setstate__(self, descriptor: Any) -> None:
-        self._descriptor, self._map, self._size = descriptor.detach(), None, 0
+        self._descriptor, self._mapped, self._size = descriptor.detach(), None, 0
 
     def __del__(self) -> None:
         os.close(self._descriptor)
@@ -60,9 +60,9 @@ class Memory:
         file = io.BytesIO()
         packer = _Packer(file, names or {}, start)
         packer.dump(value)
-        self._reach(packer.end)
-        for tensor, place in packer.tensors:
-            self._view(place).copy_(tensor.detach())
+        self._map(packer.end)
+        for tensor, location in packer.tensors:
+            self._view(location).copy_(tensor.detach())
         return struct.pack("<q", packer.end) + file.getvalue(), packer.end
 
     def load(self, sent: bytes, known: list[Any] | None = None, private: bool = False) -> tuple[Any, int]:
@@ -77,12 +77,12 @@ class Memory:
             The object, and where the memory is free again.
         """
         (end,) = struct.unpack_from("<q", sent)
-        self._reach(end, private)
+        self._map(end, private)
         value = _Unpacker(io.BytesIO(memoryview(sent)[8:]), self._view, known or []).load()
         return value, end
 
-    def _reach(self, size: int, private: bool = False) -> None:
-        if self._map is not None and size <= self._size:
+    def _map(self, size: int, private: bool = False) -> None:
+        if self._mapped is not None and size <= self._size:
             return
         # Steps of an eighth: a size that creeps up isn't mapped again each time.
         step = max(mmap.PAGESIZE, 1 << max(0, size.bit_length() - 3))
@@ -91,31 +91,31 @@ class Memory:
             os.ftruncate(self._descriptor, size)
         flags = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
         # Views of the old map keep it as long as they are.
-        self._map, self._size = mmap.mmap(self._descriptor, size, flags), size
+        self._mapped, self._size = mmap.mmap(self._descriptor, size, flags), size
 
-    def _view(self, place: Place) -> Tensor:
-        start, shape, dtype = place
+    def _view(self, location: Location) -> Tensor:
+        start, shape, dtype = location
         count = prod(shape)
         if not count:
             return torch.empty(shape, dtype=dtype)
-        assert self._map is not None
-        return torch.frombuffer(self._map, dtype=dtype, count=count, offset=start).view(shape)
+        assert self._mapped is not None
+        return torch.frombuffer(self._mapped, dtype=dtype, count=count, offset=start).view(shape)
 
 
 class _Packer(pickle.Pickler):
     def __init__(self, file: io.BytesIO, names: dict[int, int], start: int) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self._names, self.end = names, start
-        self._places: dict[int, Place] = {}
-        self.tensors: list[tuple[Tensor, Place]] = []
+        self._places: dict[int, Location] = {}
+        self.tensors: list[tuple[Tensor, Location]] = []
 
-    def persistent_id(self, obj: Any) -> Place | int | None:
+    def persistent_id(self, obj: Any) -> Location | int | None:
         if type(obj) is not Tensor or obj.layout is not torch.strided:
             return self._names.get(id(obj))
         if id(obj) not in self._places:
-            start = -(-self.end // ALIGNED) * ALIGNED
-            self._places[id(obj)] = place = start, tuple(obj.shape), obj.dtype
-            self.tensors.append((obj, place))
+            start = -(-self.end // ALIGNMENT) * ALIGNMENT
+            self._places[id(obj)] = location = start, tuple(obj.shape), obj.dtype
+            self.tensors.append((obj, location))
             self.end = start + obj.numel() * obj.element_size()
         return self._places[id(obj)]
 
@@ -129,7 +129,7 @@ class _Unpacker(pickle.Unpickler):
         return self._known[pid] if isinstance(pid, int) else self._view(pid)
 
 
-def _nameless() -> int:
+def _anonymous() -> int:
     """A file descriptor of memory, or of a file that has no name, where the system hasn't got that."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("archipel")

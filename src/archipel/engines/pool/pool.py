@@ -19,7 +19,7 @@ from multiprocessing.process import BaseProcess
 
 from archipel.engines.carrier import log
 from archipel.engines.pool.memory import Memory
-from archipel.engines.pool.worker import Answer, Request
+from archipel.engines.pool.worker import Request, Response
 
 AHEAD, SLOTS = 2, 3
 """Tasks that a worker has at most, and with those that are done and wait for their turn."""
@@ -32,28 +32,28 @@ class Worker:
     """A worker as the crew sees it.
 
     Args:
-        seat: its number.
+        index: its number.
         process: of the system.
         connection: to it.
         slots: memory of tasks and answers.
         free: slots without either.
         tasks: those under way with their slots, the first at work.
         since: when the first began.
-        told: the operation it was told last.
+        current: the operation it was current last.
     """
 
-    seat: int
+    index: int
     process: BaseProcess
     connection: Connection
     slots: Sequence[Memory]
     free: list[int] = field(default_factory=lambda: list(range(SLOTS)))
     tasks: deque[tuple[int, int]] = field(default_factory=deque)
     since: float = 0.0
-    told: Work | None = None
+    current: Job | None = None
 
 
 @dataclass
-class Parcel:
+class Answer:
     """An answer that waits for its turn; its slot is free once it has been dealt with."""
 
     memory: Memory
@@ -64,7 +64,7 @@ class Parcel:
 
 
 @dataclass(eq=False)
-class Work:
+class Job:
     """An operation as the crew sees it.
 
     Args:
@@ -72,23 +72,23 @@ class Work:
         count: of tasks.
         pack: puts a task into a slot's memory.
         name: of a task, for people.
-        seats: the number of the worker that each task must go to; default: whoever is free.
+        pinned: the number of the worker that each task must go to; default: whoever is free.
     """
 
     content: bytes
     count: int
     pack: Callable[[int, Memory], bytes]
     name: Callable[[int], str]
-    seats: Sequence[int] | None = None
-    answers: dict[int, Parcel] = field(default_factory=dict)
-    deaths: Counter[int] = field(default_factory=Counter)
+    pinned: Sequence[int] | None = None
+    answers: dict[int, Answer] = field(default_factory=dict)
+    losses: Counter[int] = field(default_factory=Counter)
     waiting: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.waiting = list(range(self.count))
 
 
-class Crew:
+class Pool:
     """Hands tasks to workers, and hears their answers.
 
     Workers begin when there is work for them. One that ends, or doesn't answer for too long, is replaced, and its tasks
@@ -97,7 +97,7 @@ class Crew:
     Args:
         count: of workers, at most.
         start: starts the process of a worker.
-        patience: seconds that a task may take.
+        timeout: seconds that a task may take.
         advice: what to do where workers are lost again and again.
     """
 
@@ -105,11 +105,11 @@ class Crew:
         self,
         count: int,
         start: Callable[[int, Connection, Sequence[Memory]], BaseProcess],
-        patience: float,
+        timeout: float,
         advice: str,
     ) -> None:
-        self.count, self.patience = count, patience
-        self.work: Work | None = None
+        self.count, self.timeout = count, timeout
+        self.work: Job | None = None
         self._start, self._advice = start, advice
         self._workers: dict[int, Worker] = {}
         self._selector = selectors.DefaultSelector()
@@ -120,7 +120,7 @@ class Crew:
         self.work = None
         _end(self._workers, self._selector, os.getpid())
 
-    def rest(self) -> None:
+    def abandon(self) -> None:
         """Leaves the operation that was begun last, and waits until nobody works on it any more."""
         self.work = None
         while any(worker.tasks for worker in self._workers.values()):
@@ -128,11 +128,11 @@ class Crew:
         for worker in self._workers.values():
             worker.free = list(range(SLOTS))
 
-    def begin(self, work: Work) -> None:
+    def begin(self, work: Job) -> None:
         self.work = work
         self._hand_out(work)
 
-    def answer(self, work: Work, number: int) -> Parcel:
+    def answer(self, work: Job, number: int) -> Answer:
         """The answer to a task.
 
         Raises:
@@ -145,84 +145,85 @@ class Crew:
             self._listen()
         return work.answers.pop(number)
 
-    def done_with(self, work: Work, parcel: Parcel) -> None:
+    def release(self, work: Job, answer: Answer) -> None:
         """Frees the memory of an answer, for the next task."""
         if self.work is work:
-            parcel.worker.free.append(parcel.slot)
+            answer.worker.free.append(answer.slot)
             self._hand_out(work)
 
-    def _hand_out(self, work: Work) -> None:
+    def _hand_out(self, work: Job) -> None:
         while work.waiting:
-            worker = self._ready(None if work.seats is None else work.seats[work.waiting[0]] % self.count)
+            worker = self._ready(None if work.pinned is None else work.pinned[work.waiting[0]] % self.count)
             if worker is None:
                 return
             number, slot = heapq.heappop(work.waiting), worker.free.pop()
             task = work.pack(number, worker.slots[slot])
-            request = Request(number, slot, task, None if worker.told is work else work.content)
+            request = Request(number, slot, task, None if worker.current is work else work.content)
             if not worker.tasks:
                 worker.since = time.monotonic()
             worker.tasks.append((number, slot))
-            worker.told = work
+            worker.current = work
             # One that has ended meanwhile is heard of in its turn, after what it had to say.
             with suppress(OSError):
                 worker.connection.send_bytes(pickle.dumps(tuple(request)))
 
-    def _ready(self, seat: int | None) -> Worker | None:
-        """Who can take a task: whoever has least to do, or a new one; where a seat is given, who sits there."""
+    def _ready(self, index: int | None) -> Worker | None:
+        """Who can take a task: whoever has least to do, or a new one; where a index is given, who sits there."""
         workers = self._workers
-        if seat is not None:
-            there = [workers[seat] if seat in workers else self._hire(seat)]
-        elif len(workers) < self.count and all(worker.tasks for worker in workers.values()):
-            there = [self._hire(min(set(range(self.count)) - set(workers)))]
+        if index is not None:
+            there = [workers[index] if index in workers else self._start_worker(index)]
         else:
             there = list(workers.values())
         able = [worker for worker in there if worker.free and len(worker.tasks) < AHEAD]
+        if index is None and len(workers) < self.count and all(worker.tasks for worker in able):
+            # Nobody is idle. Perhaps nobody is able: answers that wait for their turn can fill all slots.
+            return self._start_worker(min(set(range(self.count)) - set(workers)))
         return min(able, key=lambda worker: len(worker.tasks), default=None)
 
-    def _hire(self, seat: int) -> Worker:
+    def _start_worker(self, index: int) -> Worker:
         here, there = multiprocessing.Pipe()
         slots = [Memory() for _ in range(SLOTS)]
-        worker = Worker(seat, self._start(seat, there, slots), here, slots)
+        worker = Worker(index, self._start(index, there, slots), here, slots)
         there.close()
-        self._workers[seat] = worker
+        self._workers[index] = worker
         self._selector.register(here, selectors.EVENT_READ, worker)
         return worker
 
     def _listen(self) -> None:
         """Waits until somebody answers, ends, or has had time enough."""
         busy = [worker for worker in self._workers.values() if worker.tasks]
-        until = min(worker.since for worker in busy) + self.patience
+        until = min(worker.since for worker in busy) + self.timeout
         heard = [key.data for key, _ in self._selector.select(max(0.0, until - time.monotonic()))]
         for worker in heard:
             self._hear(worker)
         for worker in busy:
-            if worker not in heard and time.monotonic() - worker.since > self.patience:
+            if worker not in heard and time.monotonic() - worker.since > self.timeout:
                 worker.process.kill()
-                self._lost(worker, f"did not answer within {self.patience:g} seconds and was ended")
+                self._lost(worker, f"did not answer within {self.timeout:g} seconds and was ended")
 
     def _hear(self, worker: Worker) -> None:
         try:
-            answer = Answer(*pickle.loads(worker.connection.recv_bytes()))
+            response = Response(*pickle.loads(worker.connection.recv_bytes()))
         except (EOFError, OSError):
             self._lost(worker)
             return
         number, slot = worker.tasks.popleft()
         worker.since = time.monotonic()
         if self.work is not None:
-            self.work.answers[number] = Parcel(worker.slots[slot], answer.content, answer.failed, worker, slot)
+            self.work.answers[number] = Answer(worker.slots[slot], response.content, response.failed, worker, slot)
 
     def _lost(self, worker: Worker, why: str = "") -> None:
         worker.process.join(timeout=5)
         why = why or _cause(worker.process.exitcode)
-        _end({worker.seat: self._workers.pop(worker.seat)}, self._selector, os.getpid())
+        _end({worker.index: self._workers.pop(worker.index)}, self._selector, os.getpid())
         work = self.work
         if work is None or not worker.tasks:
             log.warning("A worker process %s.", why)
             return
         # Only the first of its tasks was at work.
         suspect = worker.tasks[0][0]
-        work.deaths[suspect] += 1
-        if work.deaths[suspect] == TRIES:
+        work.losses[suspect] += 1
+        if work.losses[suspect] == TRIES:
             raise RuntimeError(
                 f"{TRIES} worker processes in a row were lost at {work.name(suspect)}; the last one {why}. "
                 f"{self._advice}"

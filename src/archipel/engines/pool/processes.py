@@ -22,10 +22,11 @@ from archipel.core.checks import above_zero, one_of, positive_int
 from archipel.core.trees import Tree, decoded, leaves, nbytes, tree_map
 from archipel.data.federation import Federation
 from archipel.engines.batched import Batched
-from archipel.engines.carrier import UNPICKLABLE, Outcome, log, not_sent, step_name
+from archipel.engines.carrier import UNPICKLABLE, log, not_sent
+from archipel.engines.outcome import Outcome, SameForm, step_name
 from archipel.engines.pool.memory import Memory
-from archipel.engines.pool.pool import Crew, Work
-from archipel.engines.pool.worker import Luggage, Operation, Part, known_to_all, serve, split_message
+from archipel.engines.pool.pool import Job, Pool
+from archipel.engines.pool.worker import Operation, Payload, TaskPart, known_to_all, serve, split_message
 from archipel.engines.setting import DEFAULT, Setting
 from archipel.states.table import States
 
@@ -57,8 +58,8 @@ class Processes:
         states: where the clients' states are kept; default: in memory.
         kernel: how a worker carries out a step: ``"loop"`` or ``"batched"``.
         chunk: clients a batch; default: as :class:`Batched` has it, or fewer, so that there is work for several
-            workers (from their number nothing is told).
-        patience: seconds after which a worker that hasn't answered is replaced.
+            workers (from their number nothing is current).
+        timeout: seconds after which a worker that hasn't answered is replaced.
         start: ``"fork"`` or ``"spawn"``; default: forks on Linux without GPUs.
 
     Raises:
@@ -75,11 +76,11 @@ class Processes:
         *,
         kernel: Kernel = "loop",
         chunk: int | None = None,
-        patience: float = 600.0,
+        timeout: float = 600.0,
         start: Start | None = None,
     ) -> None:
         positive_int("Processes", chunk=1 if chunk is None else chunk)
-        above_zero("Processes", patience=patience)
+        above_zero("Processes", timeout=timeout)
         one_of("Processes", "kernel", kernel, "loop", "batched")
         if multiprocessing.current_process().daemon:
             raise ValueError(
@@ -97,12 +98,12 @@ class Processes:
         self._context = multiprocessing.get_context(start or ("fork" if forks else "spawn"))
         self._chunks: dict[str, int] = {}
         self._names = {id(part): number for number, part in enumerate(known_to_all(algorithm, federation))}
-        self._board = Memory()
+        self._operation_memory = Memory()
         advice = "Where memory is short, take fewer workers; engine='loop' shows what the step does in this process."
         if self._context.get_start_method() == "spawn":
             advice += " Workers are spawned here: a script must start its runs under if __name__ == '__main__'."
-        self._crew = Crew(workers, self._start, patience, advice)
-        self._luggage = None if self._context.get_start_method() == "fork" else self._packed()
+        self._pool = Pool(workers, self._start, timeout, advice)
+        self._payload = None if self._context.get_start_method() == "fork" else self._packed()
 
     def describe(self) -> dict[str, Any]:
         kernel = (self._batched if self.kernel == "batched" else self._batched.loop).describe()
@@ -110,16 +111,16 @@ class Processes:
         return kernel | {"engine": "processes", "kernel": kernel["engine"], "workers": self.workers} | chunk
 
     def close(self) -> None:
-        self._crew.close()
+        self._pool.close()
 
     def run(self, step: Step, message: Tree, ids: Sequence[int], key: Tensor, *, training: bool) -> Iterator[Outcome]:
         together = self.kernel == "batched" and self._batched.ready(step, message, key, training)
         kernel = self._batched if together else self._batched.loop
         chunks = self._batches(step, message, ids) if together else self._groups(ids, message)
         shared, own = split_message(decoded(message))
-        self._crew.rest()
+        self._pool.abandon()
         try:
-            content, _ = self._board.dump(Operation(step, shared, key, training), self._names)
+            content, _ = self._operation_memory.dump(Operation(step, shared, key, training), self._names)
         except UNPICKLABLE as error:
             log.warning("%s can't be sent to workers, so it runs in this process: %s", step_name(step), error)
             yield from kernel.run(step, message, ids, key, training=training)
@@ -129,26 +130,31 @@ class Processes:
             chunk = chunks[number]
             if together:
                 which = torch.tensor(chunk)
-                parts = [Part(chunk, self.states.read(which), [leaf.row(which) for leaf in own])]
+                parts = [TaskPart(chunk, self.states.read(which), [leaf.row(which) for leaf in own])]
             else:
-                parts = [Part(client, self.states[client], [leaf.row(client) for leaf in own]) for client in chunk]
+                parts = [TaskPart(client, self.states[client], [leaf.row(client) for leaf in own]) for client in chunk]
             return memory.dump([tuple(part) for part in parts], self._names)[0]
 
-        work = Work(content, len(chunks), pack, lambda number: self._name(step, chunks[number]))
+        work = Job(content, len(chunks), pack, lambda number: self._name(step, chunks[number]))
         if not self._setting.on_cpu and not together:
-            work.seats = [client for (client,) in chunks]  # a client's data stay on one GPU
-        self._crew.begin(work)
+            work.pinned = [client for (client,) in chunks]  # a client's data stay on one GPU
+        form = SameForm(step)
+        self._pool.begin(work)
         for number in range(len(chunks)):
-            parcel = self._crew.answer(work, number)
-            if parcel.failed:
-                raise pickle.loads(parcel.content)
-            done, _ = parcel.memory.load(parcel.content)
-            outcomes = [_copied(kernel.keep(one, training)) for one in done]
-            self._crew.done_with(work, parcel)
-            yield from outcomes
+            answer = self._pool.answer(work, number)
+            if answer.failed:
+                raise pickle.loads(answer.content)
+            done, _ = answer.memory.load(answer.content)
+            outcomes = [_copied(kernel.keep(one, training, form)) for one in done]
+            self._pool.release(work, answer)
+            for outcome in outcomes:
+                if outcome.error is not None and together:  # one by one, to know at whom
+                    yield from self._batched.loop.run(step, message, outcome.ids, key, training=training)
+                else:
+                    yield outcome
 
     def _batches(self, step: Step, message: Tree, ids: Sequence[int]) -> list[list[int]]:
-        """Clients that a worker does at once, which decides how sums are rounded: told from the cohort alone."""
+        """Clients that a worker does at once, which decides how sums are rounded: current from the cohort alone."""
         chunks = self._batched.split(step, message, ids)
         if self._batched.chunk is not None or not chunks:
             return [chunk.tolist() for chunk in chunks]
@@ -167,17 +173,17 @@ class Processes:
         shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         return f"{step_name(step)} for {shown}"
 
-    def _packed(self) -> Luggage:
+    def _packed(self) -> Payload:
         try:
-            return Luggage.of(self._batched)
+            return Payload.of(self._batched)
         except UNPICKLABLE as error:
             raise not_sent("Workers are spawned here and are sent the algorithm", self.algorithm, error) from error
 
-    def _start(self, seat: int, connection: Connection, slots: Sequence[Memory]) -> BaseProcess:
-        if self._luggage is None and self.kernel == "batched":
+    def _start(self, index: int, connection: Connection, slots: Sequence[Memory]) -> BaseProcess:
+        if self._payload is None and self.kernel == "batched":
             self._batched.gather()  # once, here, and not in each worker
-        arguments = (connection, self._board, slots, self._luggage or self._batched, seat)
-        process = self._context.Process(target=serve, args=arguments, daemon=True, name=f"archipel-{seat}")  # type: ignore[attr-defined]
+        arguments = (connection, self._operation_memory, slots, self._payload or self._batched, index)
+        process = self._context.Process(target=serve, args=arguments, daemon=True, name=f"archipel-{index}")  # type: ignore[attr-defined]
         with warnings.catch_warnings():
             # Python warns of forks beside other threads. A worker uses none of what they might hold.
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -192,4 +198,5 @@ class Processes:
 
 def _copied(outcome: Outcome) -> Outcome:
     """The outcome in memory of its own."""
-    return replace(outcome, replies=tree_map(torch.clone, outcome.replies), usable=outcome.usable.clone())
+    replies = tree_map(torch.clone, outcome.replies)
+    return replace(outcome, replies=replies, usable=outcome.usable.clone(), largest=outcome.largest.clone())

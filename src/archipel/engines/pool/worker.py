@@ -37,7 +37,7 @@ class Operation(NamedTuple):
     training: bool
 
 
-class Part(NamedTuple):
+class TaskPart(NamedTuple):
     """Of a task: a client's number and state, or those of a batch, and the rows of what is ``PerClient``."""
 
     which: int | list[int]
@@ -56,7 +56,7 @@ class Request(NamedTuple):
     operation: bytes | None
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     """What comes back: new states and outcomes, whose tensors are in the slot's memory, or else an exception."""
 
     number: int
@@ -65,25 +65,25 @@ class Answer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Luggage:
+class Payload:
     """What a process that is spawned is given; one that is forked off has it already."""
 
     memory: Memory
     content: bytes
 
     @classmethod
-    def of(cls, batched: Batched) -> Luggage:
+    def of(cls, batched: Batched) -> Payload:
         memory = Memory()
         content, _ = memory.dump((batched.algorithm, batched.federation, batched.setting))
         return cls(memory, content)
 
-    def unpacked(self, seat: int) -> Batched:
+    def unpacked(self, index: int) -> Batched:
         (algorithm, federation, setting), _ = self.memory.load(self.content, private=True)
-        return Batched(algorithm, federation, _seated(setting, seat))
+        return Batched(algorithm, federation, _on_own_device(setting, index))
 
 
 @dataclass(frozen=True)
-class _Given:
+class _GivenStates:
     """In the place of all clients' states: those of the clients at work."""
 
     states: Tree
@@ -96,7 +96,7 @@ class _Given:
 
 
 @dataclass(frozen=True)
-class _Own(PerClient):
+class _OwnRows(PerClient):
     """In the place of everybody's rows: those of the clients at work."""
 
     def row(self, client: int | Tensor) -> Tree:
@@ -122,19 +122,19 @@ def known_to_all(algorithm: Algorithm, federation: Federation) -> list[Any]:
 
 
 def serve(
-    connection: Connection, board: Memory, slots: Sequence[Memory], kernels: Batched | Luggage, seat: int
+    connection: Connection, operation_memory: Memory, slots: Sequence[Memory], kernels: Batched | Payload, index: int
 ) -> None:
     """Does what is asked until the connection closes, or the process that asks has ended.
 
     Args:
         connection: requests come, answers go.
-        board: where operations are.
+        operation_memory: where operations are.
         slots: where tasks are, each with its answer behind it.
         kernels: carry out the steps.
-        seat: the worker's number, which says what device it takes where there are several.
+        index: the worker's number, which says what device it takes where there are several.
     """
-    _settle()
-    batched = kernels.unpacked(seat) if isinstance(kernels, Luggage) else kernels
+    _prepare_process()
+    batched = kernels.unpacked(index) if isinstance(kernels, Payload) else kernels
     known = known_to_all(batched.algorithm, batched.federation)
     operation: Operation | None = None
     while True:
@@ -144,34 +144,36 @@ def serve(
             return
         try:
             if request.operation is not None:
-                operation, _ = board.load(request.operation, known)
+                operation, _ = operation_memory.load(request.operation, known)
                 assert operation is not None
                 operation = operation._replace(message=batched.setting.to_device(operation.message))
             assert operation is not None
             memory = slots[request.slot]
             task, end = memory.load(request.task, known)
-            content, _ = memory.dump([_done(batched, operation, *part) for part in task], start=end)
-            answer = Answer(request.number, False, content)
+            content, _ = memory.dump([_compute(batched, operation, *part) for part in task], start=end)
+            answer = Response(request.number, False, content)
         except Exception as error:
-            answer = Answer(request.number, True, _pickled(error))
+            answer = Response(request.number, True, pickle.dumps(_sendable(error)))
         connection.send_bytes(pickle.dumps(tuple(answer)))
 
 
-def _done(batched: Batched, operation: Operation, which: int | list[int], states: Tree, rows: list[Tree]) -> Done:
+def _compute(batched: Batched, operation: Operation, which: int | list[int], states: Tree, rows: list[Tree]) -> Done:
     step, message, key, training = operation
     if rows:
         own = iter(rows)
-        message = tree_map(lambda leaf: _Own(next(own)) if isinstance(leaf, PerClient) else leaf, message)
-    batched.states = batched.loop.states = cast(States, _Given(states))
+        message = tree_map(lambda leaf: _OwnRows(next(own)) if isinstance(leaf, PerClient) else leaf, message)
+    batched.states = batched.loop.states = cast(States, _GivenStates(states))
     if isinstance(which, list):
         state, outcome = batched.one(step, message, torch.tensor(which), key, training)
     else:
         with keys.torch_generator(keys.fold(key, which, "torch")):
             state, outcome = batched.loop.one(step, message, which, key, training)
+    if outcome.error is not None:
+        outcome = replace(outcome, error=_sendable(outcome.error))
     return state if training else {}, outcome
 
 
-def _settle() -> None:
+def _prepare_process() -> None:
     # Ctrl-C is heard by all processes of a terminal: whoever asks decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -189,11 +191,11 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _seated(setting: Setting, seat: int) -> Setting:
+def _on_own_device(setting: Setting, index: int) -> Setting:
     device = torch.device(setting.device)
     if device.type != "cuda" or device.index is not None:
         return setting
-    return replace(setting, device=f"cuda:{seat % torch.cuda.device_count()}")
+    return replace(setting, device=f"cuda:{index % torch.cuda.device_count()}")
 
 
 def _parts(value: Any) -> list[Any]:
@@ -209,13 +211,12 @@ def _parts(value: Any) -> list[Any]:
     return found
 
 
-def _pickled(error: Exception) -> bytes:
-    """The error with its traceback's text; one of a type that can't be sent becomes a RuntimeError."""
+def _sendable(error: Exception) -> Exception:
+    """Return the error with its traceback's text as a note; one that cannot be sent becomes a RuntimeError."""
     text = "".join(traceback.format_exception(error))
     try:
         error.add_note(f"It was raised in a worker process:\n{text}")
-        content = pickle.dumps(error)
-        pickle.loads(content)
+        pickle.loads(pickle.dumps(error))
     except Exception:
-        return pickle.dumps(RuntimeError(f"A step failed in a worker process:\n{text}"))
-    return content
+        return RuntimeError(f"A step failed in a worker process:\n{text}")
+    return error

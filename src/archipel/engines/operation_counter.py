@@ -13,11 +13,11 @@ LARGE = 1.6e7
 on batching over clients gains nothing, and threads, which the interpreter lets run only inside operations, pay."""
 
 
-class Operations(OperationMode):
+class OperationCounter(OperationMode):
     """Counts torch's operations, and the floating-point operations of the largest matrix product or convolution.
 
     >>> import torch
-    >>> with Operations() as counted:
+    >>> with OperationCounter() as counted:
     ...     product = torch.ones(2, 3) @ torch.ones(3, 4)
     >>> counted.largest
     48
