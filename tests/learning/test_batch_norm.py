@@ -186,3 +186,14 @@ def test_a_minibatch_of_one_is_told_with_what_to_do(uneven):
 def test_another_policy_is_refused(uneven):
     with pytest.raises(ValueError, match="batch_norm must be 'share', 'local' or 'recompute'; given 'average'"):
         FedAvg(classification(encoder(), uneven), TRAINING, batch_norm="average")
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.BatchNorm1d(4, track_running_stats=False), nn.SyncBatchNorm(4, track_running_stats=False)]
+)
+def test_batch_norm_without_running_statistics_is_refused(uneven, layer):
+    """Its answers to a query depend on the queries beside it."""
+    encoder = nn.Sequential(nn.Linear(3, 4), layer)
+    said = rf"submodule 1 \({type(layer).__name__}\) has track_running_stats=False.*or GroupNorm or LayerNorm"
+    with pytest.raises(ValueError, match=said):
+        classification(encoder, uneven)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from archipel.core import keys
 from archipel.core.checks import setting
-from archipel.core.torch_internals import tensor_stores
+from archipel.core.torch_internals import BatchNormBase, tensor_stores
 from archipel.core.trees import Tree
 from archipel.data.inputs import Inputs
 from archipel.learning.compiling import Named, WithBuffers, compile_mode, compiled_pass, to_memory_format
@@ -38,7 +38,8 @@ class Network:
             ``"given"`` starts from the module's weights (pretrained weights, say). Frozen weights are never drawn.
 
     Raises:
-        ValueError: with ``initial="keyed"``, a submodule has parameters of its own and no ``reset_parameters``.
+        ValueError: with ``initial="keyed"``, a submodule has parameters of its own and no ``reset_parameters``; or a
+            BatchNorm layer keeps no running statistics.
         TypeError: ``module`` isn't a ``torch.nn.Module``.
 
     >>> network = Network(nn.Linear(4, 2))
@@ -56,6 +57,13 @@ class Network:
             raise TypeError(f"A Network takes a torch.nn.Module; given {self.module!r:.80}.")
         if self.initial not in ("keyed", "given"):
             raise ValueError(f"Network's initial must be 'keyed' or 'given'; given {self.initial!r}.")
+        for name, module in self.module.named_modules():
+            if isinstance(module, BatchNormBase) and not module.track_running_stats:
+                raise ValueError(
+                    f"The submodule {name or 'at the root'} ({type(module).__name__}) has track_running_stats=False: it "
+                    "normalises each query by the others that are asked with it, and can't answer a single one. Use "
+                    "track_running_stats=True, or GroupNorm or LayerNorm."
+                )
         if self.initial == "keyed":
             for name, module in self.module.named_modules():
                 own = any(p.requires_grad for p in module.parameters(recurse=False))
