@@ -60,8 +60,8 @@ class Network:
         for name, module in self.module.named_modules():
             if isinstance(module, BatchNormBase) and not module.track_running_stats:
                 raise ValueError(
-                    f"The submodule {name or 'at the root'} ({type(module).__name__}) has track_running_stats=False: it "
-                    "normalises each query by the others that are asked with it, and can't answer a single one. Use "
+                    f"The submodule {name or 'at the root'} ({type(module).__name__}) has track_running_stats=False: "
+                    "it normalises each query by the others asked with it, and can't answer a single one. Use "
                     "track_running_stats=True, or GroupNorm or LayerNorm."
                 )
         if self.initial == "keyed":
