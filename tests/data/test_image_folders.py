@@ -219,3 +219,14 @@ def test_classes_of_two_unicode_forms_are_refused(own, tmp_path):
     save(own / "Lyon" / "ch\u00e2t" / "1.png")
     with pytest.raises(ValueError, match="differ by blanks or by the Unicode form"):
         image_folders(own, cache_dir=tmp_path / "cache")
+
+
+@pytest.mark.parametrize(("suffix", "damage"), [(".npy", "cut"), (".npy", "lost"), (".sha256", "lost")])
+def test_a_damaged_cache_is_made_anew(own, tmp_path, suffix, damage):
+    first = image_folders(own, cache_dir=tmp_path / "cache")
+    images = first.x.clone()  # of the file that gets damaged
+    (file,) = (tmp_path / "cache").glob(f"*{suffix}")
+    file.unlink() if damage == "lost" else file.write_bytes(file.read_bytes()[:100])
+    again = image_folders(own, cache_dir=tmp_path / "cache")
+    assert again.checksum == first.checksum
+    assert torch.equal(again.x, images)

@@ -8,6 +8,8 @@ import pytest
 from archipel.data.files import tables
 from archipel.data.files.clients import read_examples
 from archipel.data.files.tables import read_parquet, read_text
+from archipel.data.inputs import Inputs
+from archipel.experiments.queries import read_queries
 
 
 def write(tmp_path, text, name="a.csv"):
@@ -126,3 +128,25 @@ def test_parquet_gaps_damage_and_bombs(tmp_path):
     assert file.stat().st_size < 1 << 20
     with pytest.raises(ValueError, match=r"a\.parquet can't be read: it holds .* and unpacks to 320,000,000"):
         read_parquet(file)
+
+
+def test_queries_in_tables_are_taken_by_name(tmp_path):
+    inputs = Inputs("table", (2,), 1.0, (0.0, 0.0), (1.0, 1.0), features=("age", "sbp"))
+    file = write(tmp_path, "age,sbp\n63,145\n67,160\n")
+    queries = read_queries([file], inputs)
+    assert queries.x.tolist() == [[63, 145], [67, 160]]
+    assert queries.names == [f"{file}[0]", f"{file}[1]"]
+    for text, message in [
+        ("sbp,age\n145,63\n", "has the columns sbp, age, and the federation has age, sbp, in another order"),
+        ("age,sbp,ill\n63,145,1\n", "also has ill"),
+        ("age,bmi\n63,25\n", "lacks sbp and also has bmi"),
+    ]:
+        with pytest.raises(ValueError, match=rf"a\.csv doesn't fit the run: x {message}"):
+            read_queries([write(tmp_path, text)], inputs)
+    assert read_queries([write(tmp_path, "63,145\n")], inputs).x.tolist() == [[63, 145]]  # by position, without names
+
+
+def test_a_line_without_an_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "MOST_LINE", 1000)
+    with pytest.raises(ValueError, match=r"a\.csv can't be read: it has a line of more than 1,000 characters"):
+        read_text(write(tmp_path, "1," * 600))

@@ -16,7 +16,7 @@ from archipel.data.client import Client
 from archipel.data.federation import Federation
 
 MOST_ROWS = 500
-"""Training examples a client, evenly spaced, from which feature distances are estimated."""
+"""Training examples per client, evenly spaced, from which feature distances are estimated."""
 MOST_CLIENTS = 12
 """Matrices of distances are shown for up to this many clients; of more, their mean and maximum."""
 
@@ -122,7 +122,7 @@ def card(federation: Federation) -> Card:
         notes.append("weights: fractions of the client's latent components among its training examples.")
     notes.append(
         "feature distance: root mean square, over features, of the difference between clients' means in units of the "
-        f"pooled standard deviation within clients, minus what chance adds; from {MOST_ROWS} examples a client at most."
+        f"pooled standard deviation within clients, minus what chance adds; from {MOST_ROWS} examples each at most."
     )
     title = f"{federation.name}: {len(clients)} clients, {total} training examples, {task}, {inputs.kind} {shape}"
     return Card(

@@ -151,7 +151,7 @@ def as_stored(arrays: Sequence[Array]) -> list[Array]:
         return list(arrays)
     wide = any(array.dtype.itemsize > 4 or array.dtype.kind in "iu" for array in arrays)
     dtype = np.float64 if wide and _loses(arrays) else np.float32
-    return [array.astype(dtype) for array in arrays]
+    return [array.astype(dtype, copy=False) for array in arrays]
 
 
 def _loses(arrays: Sequence[Array]) -> bool:

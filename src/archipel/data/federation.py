@@ -113,7 +113,9 @@ class Federation:
         ys, known = read_labels([pair[1] for pair in arrays], names, classes)
         for x, y, who in zip(xs, ys, names, strict=True):
             if len(x) != len(y):
-                raise ValueError(f"client {who!r}: x has {len(x)} examples, but y has {len(y)}; give one y an example.")
+                raise ValueError(
+                    f"client {who!r}: x has {len(x)} examples, but y has {len(y)}; give one y for each example."
+                )
         clients = []
         for i, (x, y, who) in enumerate(zip(xs, ys, names, strict=True)):
             stream = np.random.SeedSequence(seed, spawn_key=(i,))

@@ -49,7 +49,7 @@ def read_labels(
     for array, name in zip(arrays, names, strict=True):
         if array.ndim != 1:
             raise ValueError(
-                f"client {name!r}: y has shape {array.shape}; class labels have shape (n,), one an example."
+                f"client {name!r}: y has shape {array.shape}; class labels have shape (n,), one for each example."
             )
     if classes is None:
         found, codes = _codes(arrays)
@@ -125,7 +125,7 @@ def refuse_twins(classes: Sequence[str]) -> None:
 
 def _kind(array: Array, what: str) -> str:
     if array.ndim == 0:
-        raise ValueError(f"{what} is a single value; give one label an example, shape (n,).")
+        raise ValueError(f"{what} is a single value; give one label for each example, shape (n,).")
     return {"f": "floats", "U": "text"}.get(array.dtype.kind, "whole numbers")
 
 

@@ -105,8 +105,8 @@ def check(image: Image.Image) -> None:
         raise ValueError(
             f"it has {image.width} × {image.height} pixels; at most {MOST_PIXELS:,} are read, so make it smaller"
         )
-    if image.format != "MPO" and (pages := getattr(image, "n_frames", 1)) > 1:  # MPO: a photograph and its preview
-        raise ValueError(f"it holds {pages} pages or frames; give each a file of its own")
+    if image.format != "MPO" and getattr(image, "is_animated", False):  # MPO: a photograph and its preview
+        raise ValueError("it holds several pages or frames; give each its own file")
     bits = getattr(image, "tag_v2", {}).get(_BITS_PER_SAMPLE, (8,))
     if any(number not in (1, 2, 4, 8, 16, 32) for number in np.atleast_1d(bits).tolist()):
         raise ValueError(f"it has {bits} bits a sample")

@@ -29,7 +29,7 @@ def synthetic(
     validation: float = 0.0,
     seed: int = 0,
 ) -> Federation:
-    """FedProx's Synthetic(α, β): a softmax regression a client; α spreads the models, β the features.
+    """FedProx's Synthetic(α, β): one softmax regression for each client; α spreads the models, β the features.
 
     u_k ~ N(0, α), W_k and b_k ~ N(u_k, 1) in every entry; B_k ~ N(0, β), v_k ~ N(B_k, 1) in every entry;
     x ~ N(v_k, Σ) with Σ_jj = j^−1.2; y = argmax softmax(W_k x + b_k). Second arguments are variances, as in the paper;

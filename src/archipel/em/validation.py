@@ -103,7 +103,7 @@ def read_targets(y: Any, tables: Tables) -> Tables:
         ValueError: none, others than there are clients or examples, or not finite.
     """
     if y is None:
-        raise ValueError("requires y to be passed, but the target y is None: one number an example.")
+        raise ValueError("requires y to be passed, but the target y is None: one number for each example.")
     if list(tables) == [ONE]:
         parts: dict[str, Any] = {ONE: y}
     elif isinstance(y, Mapping):

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 
@@ -18,6 +19,7 @@ GAPS = ("", "na", "n/a", "nan", "null", "none", "?")
 MOST_BYTES = 1 << 29
 """Text is read up to this size, 512 MiB, which takes a minute or two."""
 MOST_COLUMNS = 100_000
+MOST_LINE = 10_000_000
 MOST_CHARACTERS = 1_000
 _INDEX = re.compile(r"__index_level_\d+__")
 
@@ -124,10 +126,17 @@ def read_parquet(file: Path) -> Table:
 def _rows(file: Path) -> Iterator[tuple[int, list[str]]]:
     """Read the rows that aren't empty, each with the line on which it ends."""
     with readable(file, "Save it as CSV in UTF-8."), file.open(newline="", encoding="utf-8-sig") as opened:
-        reader = csv.reader(opened, delimiter="\t" if file.suffix.lower() == ".tsv" else ",")
+        reader = csv.reader(_lines(opened), delimiter="\t" if file.suffix.lower() == ".tsv" else ",")
         for row in reader:
             if row:
                 yield reader.line_num, row
+
+
+def _lines(opened: TextIO) -> Iterator[str]:
+    while line := opened.readline(MOST_LINE + 1):
+        if len(line) > MOST_LINE:
+            raise ValueError(f"it has a line of more than {MOST_LINE:,} characters")
+        yield line
 
 
 def _check_separated(file: Path, first: Sequence[str]) -> None:

@@ -51,7 +51,7 @@ def make_partition(
         options: what else the partition takes, as alpha=0.5 for "dirichlet".
 
     Returns:
-        Sorted index arrays, one a client.
+        Sorted index arrays, one for each client.
 
     Raises:
         ValueError: an unknown name or option, with the nearest; a missing option; what the partition refuses.

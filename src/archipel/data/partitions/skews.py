@@ -1,4 +1,4 @@
-"""Partitions into few classes a client, into unequal sizes, and by owner.
+"""Partitions into few classes per client, into unequal sizes, and by owner.
 
 All return m sorted index arrays in which every index occurs exactly once.
 """
@@ -58,7 +58,7 @@ def pathological(labels: ArrayLike, clients: int, classes: int, seed: Seed, mini
         if len(rows) < holders:
             raise ValueError(
                 f"class number {k} has {len(rows)} examples for {holders} clients, fewer than one each. "
-                "Take fewer clients or fewer classes a client."
+                "Take fewer clients or fewer classes per client."
             )
     counts = np.zeros_like(has)
     for k, rows in enumerate(members):
@@ -66,7 +66,7 @@ def pathological(labels: ArrayLike, clients: int, classes: int, seed: Seed, mini
     if (least := int(counts.sum(1).min())) < minimum:
         raise ValueError(
             f"a client would hold {least} examples, fewer than minimum={minimum}, and has no claim to other classes. "
-            "Take fewer clients, more classes a client, or a smaller minimum."
+            "Take fewer clients, more classes per client, or a smaller minimum."
         )
     return hand_out(members, counts)
 
@@ -74,12 +74,12 @@ def pathological(labels: ArrayLike, clients: int, classes: int, seed: Seed, mini
 def shards(labels: ArrayLike, clients: int, per_client: int, seed: Seed, minimum: int = 1) -> list[Indices]:
     """Sort by label, cut into m·s shards of equal size, deal s shards to each client.
 
-    A shard may lie across the border between two classes. For exactly k classes a client, see `pathological`.
+    A shard may lie across the border between two classes. For exactly k classes per client, see `pathological`.
 
     Args:
         labels: (n,) class of each example; examples of a class are in random order.
         clients: number of clients m ≥ 1.
-        per_client: s, shards a client, 2 in the paper.
+        per_client: s, shards per client, 2 in the paper.
         seed: what determines the draw.
         minimum: the fewest examples that a client may end with.
 
@@ -107,7 +107,7 @@ def quantity(labels: ArrayLike, clients: int, exponent: float, seed: Seed, minim
     """Deal all examples out at random, in sizes that fall by a power law: n_i ∝ i^(−exponent), i = 1 … m.
 
     Args:
-        labels: (n,) one entry an example; only their number matters.
+        labels: (n,) one entry for each example; only their number matters.
         clients: number of clients m ≥ 1; the first holds the most.
         exponent: 0 for equal sizes, 1 for Zipf's law.
         seed: what determines the draw.

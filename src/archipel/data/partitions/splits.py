@@ -61,7 +61,7 @@ def iid(labels: ArrayLike, clients: int, seed: Seed, minimum: int = 1) -> list[I
     """Deal all examples out at random, in parts whose sizes differ by one at most.
 
     Args:
-        labels: (n,) one entry an example; only their number matters.
+        labels: (n,) one entry for each example; only their number matters.
         clients: number of clients m ≥ 1.
         seed: what determines the draw.
         minimum: the fewest examples that a client may end with.
@@ -165,7 +165,7 @@ def one_dimensional(labels: ArrayLike) -> NDArray[np.generic]:
     """Read one entry for each example, (n,)."""
     array = np.asarray(labels)
     if array.ndim != 1:
-        raise ValueError(f"labels have shape {array.shape}; give one label an example, shape (n,).")
+        raise ValueError(f"labels have shape {array.shape}; give one label for each example, shape (n,).")
     return array
 
 

@@ -95,7 +95,7 @@ def compose(
         `make_shift` can make it again; clients' truth has the columns that shifts add.
 
     Raises:
-        ValueError: shifts that don't fit the data, or not one list a client; before anything is done.
+        ValueError: shifts that don't fit the data, or not one list for each client; before anything is done.
     """
     m = len(federation)
     for plan, known in ((components, "components"), (clients, "clients")):

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from archipel.data.files.guard import readable
 from archipel.data.sources.image_cache import mapped_images
 from archipel.data.sources.source import About, Source, codes_tensor
 
@@ -104,11 +105,11 @@ def _read_split(folder: Path) -> tuple[list[str], np.ndarray, np.ndarray, np.nda
             f"{folder} has no file {SPLITS[0]}. It's in FLamby's repository, under "
             "flamby/datasets/fed_isic2019/dataset_creation_scripts: copy it there."
         )
-    with file.open(newline="") as lines:
+    with readable(file, "Fetch it again."), file.open(newline="") as lines:
         reader = csv.DictReader(lines)
-        if absent := [name for name in COLUMNS if name not in (reader.fieldnames or ())]:
-            raise ValueError(f"{file} has no column {absent[0]}; needed are {', '.join(COLUMNS)}. Fetch it again.")
-        rows = list(reader)
+        names, rows = reader.fieldnames or (), list(reader)
+    if absent := [name for name in COLUMNS if name not in names]:
+        raise ValueError(f"{file} has no column {absent[0]}; needed are {', '.join(COLUMNS)}. Fetch it again.")
     for number, row in enumerate(rows, start=2):
         target, centre = _code(row["target"], len(LESIONS)), _code(row["center"], len(CENTRES))
         if not row["image"] or not target or not centre or row["fold"] not in ("train", "test"):

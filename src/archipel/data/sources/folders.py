@@ -116,7 +116,7 @@ def client_files(
             or (array.dtype == np.uint8) != (arrays[0].dtype == np.uint8)
         ):
             raise ValueError(
-                f"{file}: x is {array.dtype} {array.shape} with {len(y)} labels; needed are one label an example, and "
+                f"{file}: x is {array.dtype} {array.shape} with {len(y)} labels; needed are a label for each, and "
                 f"examples of shape {arrays[0].shape[1:]} and {arrays[0].dtype} as in {places[0]}."
             )
     arrays = as_stored(arrays)

@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import math
 import os
 import tempfile
 import time
@@ -62,11 +63,12 @@ def mapped_images(
         facts = file.stat()
         known.update(f"{file}\0{facts.st_size}\0{facts.st_mtime_ns}\0".encode())
     place = cache_folder(cache_dir) / f"{name}-{known.hexdigest()[:16]}.npy"
-    if not place.exists():
-        _write(place, files, labels, shape)
+    checksum = place.with_suffix(".sha256")
+    if not (place.exists() and checksum.exists() and place.stat().st_size > len(files) * math.prod(shape)):
+        _write(place, files, labels, shape)  # for the first time, or because the disk lost some of it
     # Copy-on-write: torch wants memory that can be written to, and the file must never change.
     mapped = np.load(place, mmap_mode="c")
-    return torch.from_numpy(np.asarray(mapped)), place.with_suffix(".sha256").read_text(), place
+    return torch.from_numpy(np.asarray(mapped)), checksum.read_text(), place
 
 
 def covering(pixels: NDArray[np.uint8], shape: tuple[int, int, int]) -> NDArray[np.uint8]:

@@ -68,7 +68,7 @@ class Source:
         lengths = {column: len(values) for column, values in columns.items() if values is not None}
         if len(set(lengths.values())) > 1:
             raise ValueError(
-                f"{self.name} has columns of different lengths: {lengths}. One entry an example is needed."
+                f"{self.name} has columns of different lengths: {lengths}. One entry for each example is needed."
             )
         if self.classes and not self.y.is_floating_point():
             self._check_codes(self.y, self.classes, "class")

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from archipel.data.files.arrays import read_npz
+from archipel.data.files.guard import readable
 from archipel.data.sources.source import About, Source, codes_tensor, content_checksum
 
 Missing = Literal["keep", "impute-median", "drop-columns"]
@@ -150,7 +151,9 @@ def _read_hospital(file: Path) -> NDArray[np.float64]:
     if not file.is_file():
         raise FileNotFoundError(f"{file} isn't there. {HEART_DISEASE.obtain}.")
     rows = []
-    for number, line in enumerate(csv.reader(file.read_text().splitlines()), start=1):
+    with readable(file, "Fetch it again."):
+        lines = list(csv.reader(file.read_text().splitlines()))
+    for number, line in enumerate(lines, start=1):
         try:
             row = [np.nan if value.strip() == "?" else float(value) for value in line]
         except ValueError as error:

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from archipel.data.files.guard import readable
 from archipel.data.sources.source import About, Source, codes_tensor, content_checksum
 
 YEARS = (1999, 2000, 2001, 2002, 2003, 2004, 2005, 2006, 2007)
@@ -87,7 +88,7 @@ def _elevation_bands(elevation: NDArray[np.float32], bands: int) -> tuple[NDArra
 
 
 def _read(file: Path) -> dict[str, NDArray[np.float32]]:
-    with file.open(newline="") as lines:
+    with readable(file, "Fetch it again."), file.open(newline="") as lines:
         rows = list(csv.DictReader(lines))
     needed = ["ele", "forest"] + [
         f"{what}{year % 100:02d}{visit + 1}" for what in ("det", "date") for year in YEARS for visit in range(VISITS)
