@@ -11,6 +11,7 @@ import yaml
 from PIL import Image
 from typer.testing import CliRunner
 
+from archipel import load
 from archipel.cli.main import app
 from archipel.experiments import PRESETS, read_config
 from archipel.fit import fit
@@ -142,6 +143,22 @@ def test_route_as_a_table_with_a_client_of_choice(spm, images) -> None:
     assert row.split()[-1] == "client-1"
     record = json.loads(call("route", spm, images / "colour.png", "--client", "client-1", "--json").stdout)
     assert record["answered_by"] == "client-1"
+
+
+def test_a_prior_over_clients_reweights_routes(spm, images) -> None:
+    def probabilities(*options: object) -> dict[str, float]:
+        told = call("route", spm, images / "colour.png", "--json", "--top", 3, *options).stdout
+        return {entry["client"]: entry["probability"] for entry in json.loads(told)["clients"]}
+
+    run = load(spm)
+    sizes = dict(zip(run.facts.names, run.facts.sizes, strict=True))
+    plain, uniform = probabilities(), probabilities("--prior", "uniform")
+    # Bayes' rule: the posterior is the density times the prior, up to a constant.
+    density = {name: p / sizes[name] for name, p in plain.items()}
+    assert uniform == pytest.approx({name: d / sum(density.values()) for name, d in density.items()}, rel=1e-4)
+    assert probabilities("--prior", "0,1,0")["client-1"] == pytest.approx(1)
+    for wrong in ("many", "1,2", "0,0,0", "-1,1,1"):
+        assert "prior" in call("route", spm, images / "colour.png", "--prior", wrong, code=2).stderr
 
 
 def test_asking_a_client_of_a_method_without_router(avg, images) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from archipel.cli.console import echo, out, say, tell
 from archipel.cli.options import AsJson, Folder, Fresh, Imports, Settings, What, import_all
+
+if TYPE_CHECKING:
+    from archipel.runs.routing import Prior
 
 
 def run(
@@ -93,6 +96,15 @@ def route(
         str | None,
         typer.Option(help="The client whose personal model answers; default: the one that a query is routed to."),
     ] = None,
+    prior: Annotated[
+        str | None,
+        typer.Option(
+            metavar="uniform|SHARE,…",
+            help="How many of the queries come from each client: uniform, or a share for each client in their order; "
+            "default: in proportion to the clients' training examples.",
+            show_default=False,
+        ),
+    ] = None,
     imports: Imports = None,
 ) -> None:
     """Find the client that each query most likely comes from, and answer the query."""
@@ -109,11 +121,26 @@ def route(
             f"{type(federation.algorithm).__name__} doesn't route queries. Train a method that does (fedspm), or ask "
             f"one client with --client NAME; there are {', '.join(federation.facts.names[:20])}."
         )
+    if not routes and prior is not None:
+        raise ValueError(f"{type(federation.algorithm).__name__} doesn't route queries, so --prior has no effect.")
     queries = read_queries(inputs, federation.facts.inputs)
-    routing = federation.route(queries.x) if routes else None
-    records = answers_as_json(queries.names, routing, federation.predict(queries.x, client=client), top)
+    weights = _prior(prior)
+    routing = federation.route(queries.x, weights) if routes else None
+    answers = federation.predict(queries.x, client, weights)
+    records = answers_as_json(queries.names, routing, answers, top)
     if as_json:
         for record in records:
             echo(json.dumps(record))
     else:
         out.print(answers_table(records))
+
+
+def _prior(text: str | None) -> Prior | None:
+    if text is None:
+        return None
+    if text == "uniform":
+        return "uniform"
+    try:
+        return [float(share) for share in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--prior is uniform, or shares such as 0.2,0.3,0.5; given {text!r}.") from None
