@@ -107,7 +107,10 @@ def test_switching_to_arrays_drops_the_partition(tmp_path) -> None:
         ("data.shifts=[{name: inverted, component: 2}]", ["data: shift inverted names component 2", "0 to 1"]),
         ("rounds=0", ["rounds: should be greater than or equal to 1; given 0"]),
         ("rounds=many", ["rounds: should be a valid integer; given 'many'"]),
-        ("algorithm.components=0", ["algorithm.components: should be greater than or equal to 1; given 0"]),
+        (
+            "algorithm.components=0",
+            ["algorithm.components: FedSPM's components must be a whole number of at least 1; given 0"],
+        ),
         ("algorithm.local.momentum=1", ["algorithm.local:", "[0, 1)", "given 1"]),
         ("cohort={fraction: 0.5, count: 2}", ["cohort:", "fraction=0.5 and count=2"]),
         ("cohort.weighted=true", ["cohort:", "needs a fraction or a count"]),

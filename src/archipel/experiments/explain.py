@@ -36,10 +36,12 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
-def forms(field: FieldInfo | None) -> dict[str, Form]:
+def forms(field: FieldInfo | None) -> Mapping[str, Form]:
     """Return the forms that a section comes in, by the value that tells them apart; empty if it has one form only."""
-    if field is None or not isinstance(field.discriminator, str):
+    if field is None:
         return {}
+    if not isinstance(field.discriminator, str):  # methods: made when they are asked for, by their annotation
+        return next((found for found in field.metadata if isinstance(found, Mapping)), {})
     return {
         str(tag): form
         for form in get_args(field.annotation)
@@ -60,7 +62,7 @@ def _explain(problem: Mapping[str, Any], model: Form) -> str:
     if kind.startswith("union_tag"):
         names, tag = list(forms(field)), str(context.get("tag", ""))
         wrong = f"is {shortened(repr(tag))}" if "tag" in context else "is missing"
-        key = field.discriminator if field is not None else "name"
+        key = (field.discriminator if field is not None else None) or "name"
         return f"{path}.{key}: {wrong}; it is one of {', '.join(names)}.{nearest(tag, names)}"
     if kind == "literal_error":
         names = re.findall(r"'([^']*)'", context["expected"])

@@ -2,46 +2,39 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias, Union, get_type_hints
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, fields
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import Field, create_model, model_validator
+from pydantic import AfterValidator, PlainValidator, ValidationError, create_model, model_validator
+from pydantic import Field as Setting
+from pydantic_core import InitErrorDetails, PydanticKnownError
 
-from archipel import algorithms
 from archipel.algorithm import Algorithm
-from archipel.algorithms.compressed import Compressing
-from archipel.algorithms.ditto import Ditto
-from archipel.algorithms.fedavg import FedAvg
-from archipel.algorithms.feddyn import FedDyn
-from archipel.algorithms.fedprox import FedProx
+from archipel.algorithms.parts.shared_model import LOCAL
+from archipel.algorithms.registry import by_name
 from archipel.compress.compressor import Compressor
-from archipel.experiments.sections import CompressorSection, Positive, RouterSection, Section
+from archipel.core.checks import check_setting, hints_of
+from archipel.experiments.own_code import is_own, own_class
+from archipel.experiments.sections import CompressorSection, RouterSection, Section
 from archipel.learning.networks import Network
 from archipel.learning.sgd import SGD
 from archipel.learning.tasks import Described, Supervised
 
 
-class Local(Section):
-    """Local SGD: :class:`archipel.SGD`, with the FedSPM paper's settings as defaults."""
-
-    lr: float = 0.01
-    steps: Annotated[int, Field(le=10**6)] | None = 10
-    epochs: Annotated[int, Field(le=10**6)] | None = None
-    batch: int | None = 128
-    momentum: float = 0.9
-    nesterov: bool = False
-    weight_decay: float = 0.0
-    schedule: Literal["constant", "cosine"] = "cosine"
-    clip: float | None = None
-    keep_momentum: bool = False
-    tolerance: float | None = None
+class SolverSection(Section):
+    """A local solver: the fields of :class:`archipel.SGD`, with the defaults of the method's own solver."""
 
     @model_validator(mode="before")
     @classmethod
-    def _epochs_instead(cls, given: Any) -> Any:
-        epochs = isinstance(given, dict) and given.get("epochs") is not None and "steps" not in given
-        return given | {"steps": None} if epochs else given
+    def _one_length(cls, given: Any) -> Any:
+        """Let the length that is given, steps or epochs, replace the default one."""
+        if isinstance(given, dict):
+            for one, other in (("steps", "epochs"), ("epochs", "steps")):
+                if given.get(one) is not None and other not in given:
+                    return given | {other: None}
+        return given
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -49,56 +42,36 @@ class Local(Section):
         return self
 
     def build(self) -> SGD:
+        """Make the solver."""
         return SGD(**self.model_dump())
 
 
-class RoutingSolver(Local):
-    """The same for FedSPM's density-ratio block."""
-
-    steps: int | None = 15
-    momentum: float = 0.95
-
-
-class PlainSolver(Local):
-    """The same for methods that read gradients off where local steps end."""
-
-    momentum: float = 0.0
-
-
-class OneStep(PlainSolver):
-    """The same for L2SGD, whose coin decides how many steps there are."""
-
-    steps: int | None = 1
-
-
-class Tuning(Local):
-    """The same for fine-tuning before evaluation: one epoch, and no rounds for a schedule to run over."""
-
-    steps: int | None = None
-    epochs: int | None = 1
-    schedule: Literal["constant", "cosine"] = "constant"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _steps_instead(cls, given: Any) -> Any:
-        steps = isinstance(given, dict) and given.get("steps") is not None and "epochs" not in given
-        return given | {"epochs": None} if steps else given
+@cache
+def solver_section(default: SGD = LOCAL) -> type[SolverSection]:
+    """Make the section of a solver with these defaults."""
+    hints: Any = hints_of(SGD)
+    settings: dict[str, Any] = {f.name: (hints[f.name], getattr(default, f.name)) for f in fields(SGD)}
+    del settings["augment"]  # a function, which no configuration can name
+    for length in ("steps", "epochs"):  # a slip of the keyboard must not run for ever
+        settings[length] = (Annotated[int, Setting(le=10**6)] | None, settings[length][1])
+    return create_model("Solver", __base__=SolverSection, __doc__=SolverSection.__doc__, **settings)
 
 
 class MethodSection(Section):
     """What all methods' sections have: they are made of the algorithm's fields, and build it.
 
-    A field that is a solver is a section :class:`Local`, one that is a network a section of its own; the task comes
-    from the run's encoder and data.
+    A field that is a solver is a section :class:`SolverSection`, one that is a network a section of its own; the task
+    comes from the run's encoder and data.
     """
 
     name: str
 
     def build(self, task: Supervised, facts: Described) -> Algorithm:
+        """Make the algorithm."""
         values: dict[str, Any] = {"task": task}
         for name in type(self).model_fields:
             value = getattr(self, name)
-            if isinstance(value, Local | CompressorSection):
+            if isinstance(value, SolverSection | CompressorSection):
                 values[name] = value.build()
             elif isinstance(value, RouterSection):
                 values[name] = Network(value.build(facts), facts.inputs)
@@ -106,90 +79,107 @@ class MethodSection(Section):
                 values[name] = value.build(task, facts)
             elif name != "name":
                 values[name] = tuple(value) if isinstance(value, list) else value
-        kind = KINDS[self.name]
-        known = {field.name for field in dataclasses.fields(kind)}
+        kind = kind_named(self.name)
+        known = {field.name for field in fields(kind)}
         built: Algorithm = kind(**{name: value for name, value in values.items() if name in known})
         return built
 
 
-KINDS: dict[str, type[Any]] = {
-    name.lower(): kind
-    for name in algorithms.__all__  # type: ignore[attr-defined]
-    if isinstance(kind := getattr(algorithms, name), type)
-    and issubclass(kind, Algorithm)
-    and "family" not in get_type_hints(kind)
-}
+KINDS: dict[str, type[Any]] = {name: kind for name, kind in by_name().items() if "family" not in hints_of(kind)}  # type: ignore[arg-type]
 """Every algorithm by the name that configurations give it: its class's, in lower case. Those that fit a family of
 distributions (FedEM) have no network to be configured, and `archipel em` as their command."""
 
-SOLVERS: dict[tuple[str, str], type[Local]] = {
-    ("fedspm", "routing"): RoutingSolver,
-    ("fedgmm", "routing"): RoutingSolver,
-    ("fedavgft", "tuning"): Tuning,
-    ("fedbabu", "tuning"): Tuning,
-    ("feddyn", "local"): PlainSolver,
-    ("l2sgd", "local"): OneStep,
-    ("proxskip", "local"): PlainSolver,
-    ("scaffold", "local"): PlainSolver,
-}
-OTHERWISE: dict[tuple[str, str], tuple[Any, Any]] = {
-    ("fedspm", "components"): (Positive, 2),
-    ("fedemexperts", "components"): (Positive, 3),
-    ("fedgmm", "components"): (Positive, 3),
-    ("fedgmm", "gaussians"): (Positive, 3),
-}
-"""Fields whose type or default differs here from the algorithm's."""
+
+def kind_named(name: str) -> type[Any]:
+    """Return the algorithm of a name: one of the library's, or one of the user's own, ``my_module:MyMethod``."""
+    return own_class(name, Algorithm) if is_own(name) else KINDS[name]
 
 
+def as_method(given: Any) -> MethodSection:
+    """Validate a section by the method that its name says.
+
+    Errors lie where pydantic puts those of a union that is told apart by a tag: below the method's name.
+    """
+    if isinstance(given, MethodSection):
+        return given
+    if not isinstance(given, dict):
+        raise PydanticKnownError("dict_type")
+    if "name" not in given:
+        raise PydanticKnownError("union_tag_not_found", {"discriminator": "'name'"})
+    name = str(given["name"])
+    if not is_own(name) and name not in KINDS:
+        tags = {"discriminator": "'name'", "tag": name, "expected_tags": ", ".join(KINDS)}
+        raise PydanticKnownError("union_tag_invalid", tags)
+    try:
+        return section_of(name).model_validate(given)
+    except ValidationError as error:
+        raise ValidationError.from_exception_data(name, [_below(name, dict(e)) for e in error.errors()]) from None
+
+
+def _below(name: str, problem: dict[str, Any]) -> InitErrorDetails:
+    where = (name, *problem["loc"])
+    return InitErrorDetails(type=problem["type"], loc=where, input=problem["input"], ctx=problem.get("ctx", {}))
+
+
+class Sections(Mapping[str, type[MethodSection]]):
+    """The section of each method by its name. The user's own are found, too, but not listed."""
+
+    def __getitem__(self, name: str) -> type[MethodSection]:
+        if name not in KINDS and not is_own(name):
+            raise KeyError(name)
+        return section_of(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(KINDS)
+
+    def __len__(self) -> int:
+        return len(KINDS)
+
+
+SECTIONS = Sections()
+
+if TYPE_CHECKING:
+    AnyMethod: TypeAlias = MethodSection
+else:
+    AnyMethod = Annotated[Any, PlainValidator(as_method), SECTIONS]
+"""A section of any method, the user's own ones included."""
+
+
+@cache
 def section_of(name: str) -> type[MethodSection]:
-    """Return the section of a method."""
-    kind = KINDS[name]
-    hints = get_type_hints(kind)
-    fields: dict[str, Any] = {"name": (Literal[name], ...)}
-    for field in dataclasses.fields(kind):
-        hint = hints[field.name]
-        if field.name == "task":
-            continue
-        if hint is SGD:
-            solver = SOLVERS.get((name, field.name), Local)
-            fields[field.name] = (solver, Field(default_factory=solver))
-        elif hint is Network:
-            fields[field.name] = (RouterSection, Field(default_factory=lambda: RouterSection.model_validate({})))
-        elif hint is Compressor:
-            fields[field.name] = (CompressorSection, Field(default_factory=lambda: CompressorSection(name="natural")))
-        elif field.name == "inner":
-            within = Inner if kind is Ditto else AnyOther
-            fields[field.name] = (within, Field(default_factory=lambda: SECTIONS["fedavg"](name="fedavg")))
-        else:
-            default = ... if field.default is dataclasses.MISSING else field.default
-            default = list(default) if isinstance(default, tuple) else default
-            fields[field.name] = OTHERWISE.get((name, field.name), (_in_yaml(hint), default))
+    """Make the section of a method, from the fields of its class."""
+    kind = kind_named(name)
+    hints: Any = hints_of(kind)  # type: ignore[arg-type]
+    settings: dict[str, Any] = {"name": (Literal[name], ...)}
+    settings |= {f.name: _setting(kind.__name__, f, hints[f.name]) for f in fields(kind) if f.name != "task"}
     about = (kind.__doc__ or "").split("\n", 1)[0]
-    return create_model(f"{kind.__name__}Section", __base__=MethodSection, __doc__=about, **fields)
+    return create_model(f"{kind.__name__}Section", __base__=MethodSection, __doc__=about, **settings)
+
+
+def _setting(owner: str, field: Field[Any], hint: Any) -> tuple[Any, Any]:
+    """The type and the default of one field as pydantic takes them."""
+    if hint is SGD:
+        solver = solver_section(LOCAL if field.default is MISSING else field.default)
+        return solver, Setting(default_factory=solver)
+    if hint is Network:
+        return RouterSection, Setting(default_factory=lambda: RouterSection.model_validate({}))
+    if hint is Compressor:
+        return CompressorSection, Setting(default_factory=lambda: CompressorSection(name="natural"))
+    if hint is Algorithm:
+        return AnyMethod, Setting(default_factory=lambda: section_of("fedavg")(name="fedavg"))
+    default = ... if field.default is MISSING else field.default
+
+    def checked(value: Any) -> Any:
+        check_setting(owner, field.name, value, hint)
+        return value
+
+    return Annotated[_in_yaml(hint), AfterValidator(checked)], list(default) if isinstance(default, tuple) else default
 
 
 def _in_yaml(hint: Any) -> Any:
-    """Return the type as YAML has it: lists for tuples and sequences."""
+    """The type as YAML has it: lists for tuples and sequences."""
     text = str(hint)
     if "Sequence" in text or "tuple" in text:
         inner = list[list[int]] if text.count("Sequence") > 1 else list[str] if "str" in text else list[int]
         return inner | None if "None" in text else inner
     return hint
-
-
-SECTIONS: dict[str, type[MethodSection]] = {}
-for _kind in (FedAvg, FedProx, FedDyn):
-    SECTIONS[_kind.__name__.lower()] = section_of(_kind.__name__.lower())
-
-if TYPE_CHECKING:
-    Inner: TypeAlias = MethodSection
-    AnyOther: TypeAlias = MethodSection
-    AnyMethod: TypeAlias = MethodSection
-else:
-    Inner = Annotated[Union[tuple(SECTIONS.values())], Field(discriminator="name")]  # noqa: UP007 (made at run time)
-    SECTIONS |= {name: section_of(name) for name in KINDS if name not in SECTIONS and KINDS[name] is not Compressing}
-    AnyOther = Annotated[Union[tuple(SECTIONS.values())], Field(discriminator="name")]  # noqa: UP007
-    SECTIONS["compressing"] = section_of("compressing")
-    AnyMethod = Annotated[Union[tuple(SECTIONS.values())], Field(discriminator="name")]  # noqa: UP007
-
-FORMS: Sequence[type[MethodSection]] = tuple(SECTIONS.values())

@@ -11,7 +11,7 @@ from archipel.data.dual_heterogeneity import oracle_view
 from archipel.data.federation import Federation
 from archipel.experiments.config import RunConfig
 from archipel.experiments.data_sections import DividedData
-from archipel.experiments.methods import SECTIONS, Local
+from archipel.experiments.methods import SECTIONS, SolverSection
 
 
 def pool(federation: Federation) -> Federation:
@@ -46,11 +46,11 @@ def oracle_of(config: RunConfig, share: float = 1.0, lr: float | None = None) ->
         raise ValueError(f"an oracle needs the truth about the data, which {config.data.source!r} doesn't have.")
     if config.data.partition is not None:
         raise ValueError(f"an oracle can't be combined with the partition {config.data.partition.name}.")
-    given: Local | None = getattr(config.algorithm, "local", None)
-    if given is None or given.steps is None:
+    given: SolverSection | None = getattr(config.algorithm, "local", None)
+    if given is None or given.build().steps is None:
         raise ValueError("an oracle's length is counted in steps: set algorithm.local.steps instead of epochs.")
-    steps = max(1, round(share * config.data.clients * given.steps))
-    local = Local.model_validate(given.model_dump() | {"steps": steps, "lr": given.lr if lr is None else lr})
+    steps = max(1, round(share * config.data.clients * (given.build().steps or 1)))
+    local = given.model_dump() | {"steps": steps} | ({} if lr is None else {"lr": lr})
     return config.model_copy(
         update={
             "name": f"{config.name}-oracle",

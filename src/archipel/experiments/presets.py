@@ -44,15 +44,15 @@ PRESETS = {
     ),
     "fmnist-fedspm": Preset(
         "the same data, mixtures and routing; components share an encoder (1×)",
-        FASHION | {"algorithm": {"name": "fedspm"}},
+        FASHION | {"algorithm": {"name": "fedspm", "components": 2}},
     ),
     "fmnist-fedspm-cx": Preset(
         "as fmnist-fedspm, an encoder for each component (C×)",
-        FASHION | {"algorithm": {"name": "fedspm", "encoders": "own"}},
+        FASHION | {"algorithm": {"name": "fedspm", "components": 2, "encoders": "own"}},
     ),
     "fmnist-fedspm-incremental": Preset(
         "as fmnist-fedspm, faster: the E-step looks at the drawn examples only",
-        FASHION | {"algorithm": {"name": "fedspm", "expectation": "incremental"}},
+        FASHION | {"algorithm": {"name": "fedspm", "components": 2, "expectation": "incremental"}},
     ),
     "fmnist-pathological-ditto": Preset(
         "Fashion-MNIST over 20 clients with two classes each, a personal model beside the shared one",
@@ -68,6 +68,7 @@ PRESETS = {
         | {
             "algorithm": {
                 "name": "fedspm",
+                "components": 2,
                 "router": {"name": "mlp", "features": 8, "options": {"hidden": [32]}},
                 "local": PASSES,
                 "routing": PASSES,
@@ -84,7 +85,16 @@ PRESETS = {
     ),
     "digits-fedspm": Preset(
         "the same data, mixtures and routing",
-        DIGITS | {"algorithm": {"name": "fedspm", "expectation": "incremental", "local": SMALL, "routing": SMALL}},
+        DIGITS
+        | {
+            "algorithm": {
+                "name": "fedspm",
+                "components": 2,
+                "expectation": "incremental",
+                "local": SMALL,
+                "routing": SMALL,
+            }
+        },
     ),
     "digits-pathological-ditto": Preset(
         "scikit-learn's digits over 8 clients with two classes each, a personal model beside the shared one",

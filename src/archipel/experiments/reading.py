@@ -103,10 +103,13 @@ def _switch_forms(settings: dict[str, Any], given: list[tuple[list[str], Any]]) 
     """Return a preset's settings without those that the form of a section that the user chose doesn't have."""
     for path, value in given:
         field = RunConfig.model_fields.get(path[0])
-        section, form = settings.get(path[0]), forms(field).get(str(value))
-        if len(path) == 2 and field and path[1] == field.discriminator and isinstance(section, dict) and form:
-            kept = {key: value for key, value in section.items() if key in form.model_fields}
-            if section.get(path[1]) != value:
+        section, key = settings.get(path[0]), (field and field.discriminator) or "name"
+        if len(path) != 2 or path[1] != key or not isinstance(section, dict):
+            continue
+        form = forms(field).get(str(value))
+        if form:
+            kept = {name: setting for name, setting in section.items() if name in form.model_fields}
+            if section.get(key) != value:
                 _tell_switch(path[0], str(value), section, form)
             settings = settings | {path[0]: kept}
     return settings

@@ -12,7 +12,7 @@ from typing import Any
 
 from archipel.experiments.config import RunConfig
 from archipel.experiments.explain import nearest
-from archipel.experiments.methods import SECTIONS, Local
+from archipel.experiments.methods import SECTIONS, SolverSection
 from archipel.experiments.reading import validate
 from archipel.experiments.sections import RouterSection
 
@@ -98,7 +98,7 @@ class Setting:
         fields = SECTIONS[section["name"]].model_fields
         for name, info in fields.items():
             kind = info.annotation
-            if isinstance(kind, type) and issubclass(kind, Local):
+            if isinstance(kind, type) and issubclass(kind, SolverSection):
                 section[name] = {"batch": self.batch} | section.get(name, {})
             elif isinstance(kind, type) and issubclass(kind, RouterSection):
                 section[name] = dict(self.router)
