@@ -221,7 +221,7 @@ class Adapts(Protocol):
     """Tunes the personal model on the client's own data before it is used."""
 
     def adapt(self, server: Tree, client: Tree, data: ClientData, key: Tensor) -> Tree:
-        """A transient client state for evaluation; it is never kept."""
+        """The client's state with the entries to predict with. Training never sees them; a finished run keeps them."""
 
 
 @runtime_checkable

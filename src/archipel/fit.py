@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from archipel.algorithm import Algorithm, DivergenceError, NoReplyError
+from archipel.algorithm import Adapts, Algorithm, DivergenceError, NoReplyError
 from archipel.core import keys
 from archipel.core.checks import one_of
 from archipel.core.groups import Groups, numbered
@@ -25,6 +25,7 @@ from archipel.engines.auto import choose
 from archipel.engines.carrier import Carrier, log
 from archipel.engines.handle import Handle, Ledger, OnError
 from archipel.engines.setting import DEFAULT, Setting
+from archipel.runs.answers import AdaptStep
 from archipel.runs.arguments import check_counts, check_parts
 from archipel.runs.callbacks import Callback, Moment
 from archipel.runs.evaluate import evaluate
@@ -143,7 +144,8 @@ def fit(
                     files.add_metrics(record)
                     bar.update(record)
                     stopping = interrupted.is_set()
-                    if ending or stopping or (round + 1) % checkpoint_every == 0:
+                    if ending or (place and (stopping or (round + 1) % checkpoint_every == 0)):
+                        training.adapt(round)
                         files.save(run, carrier)
                     if stopping and round + 1 < last:
                         where = f"; the checkpoint is in {place}; the same call resumes it" if place else ""
@@ -249,6 +251,13 @@ class _Training:
 
     def _names(self, dropped: dict[int, str]) -> str:
         return "; ".join(f"{self.run.facts.names[i]} ({why})" for i, why in dropped.items())
+
+    def adapt(self, round: int) -> None:
+        """Let every client keep its adapted model, the one that an evaluation after this round measures."""
+        algorithm = self.run.algorithm
+        if isinstance(algorithm, Adapts) and "adapted" in self.carrier.states[0]:
+            message, key = {"server": self.run.server}, keys.fold(self.root, "eval", round)
+            replace(self.handle(round, Ledger()), answers=None).apply(AdaptStep(algorithm).keep, message, key)
 
     def evaluate(self, round: int, setting: Setting, record: dict[str, Any]) -> None:
         """Evaluate the models after a round; metrics go into its record, the clients' table into the run."""

@@ -1,11 +1,11 @@
-"""FedAvgFT: FedAvg's training to the bit, and tuning that is used once and never kept."""
+"""FedAvgFT: FedAvg's training to the bit, and tuning that training never sees."""
 
 import pytest
 import torch
 from quadratics import ENGINES, SIZES, power, times, vectors
 from torch import nn
 
-from archipel import SGD, FedAvg, FedAvgFT, classification, fit
+from archipel import SGD, FedAvg, FedAvgFT, FedBABU, classification, fit
 from archipel.core import keys
 from archipel.core.trees import flatten
 from archipel.engines import Loop
@@ -37,6 +37,7 @@ def test_training_is_fedavgs_to_the_bit(uneven, engine):
         fit(method, uneven, rounds=3, setting=Setting(engine=ENGINES[engine]), evaluate_every=1) for method in methods
     )
     one, other = state_of(avg), state_of(tuned)
+    other = {name: value for name, value in other.items() if "/adapted/" not in name}
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert [r["loss"] for r in tuned.history] == [r["loss"] for r in avg.history]
@@ -136,6 +137,28 @@ def test_tuning_moves_batch_norms_statistics_on(uneven, policy):
     # torch's rule, with its momentum of 0.1: one pass over all of the client's data
     torch.testing.assert_close(after, 0.9 * before + 0.1 * x.mean(0), rtol=0, atol=1e-6)  # float32
     assert not torch.equal(after, before)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("method", [FedAvgFT, FedBABU])
+def test_a_run_answers_with_the_adapted_models_that_were_measured(uneven, tmp_path, method, engine):
+    task = classification(nn.Sequential(nn.Linear(3, 4), nn.Tanh()), uneven)
+    algorithm = method(task, SGD(lr=0.1, epochs=1, batch=4), SGD(lr=0.5, epochs=5, batch=4))
+    setting = Setting(engine=ENGINES[engine])
+    run = fit(algorithm, uneven, rounds=2, setting=setting, folder=tmp_path)
+    again = fit(algorithm, uneven, rounds=2, setting=setting, folder=tmp_path)  # from the checkpoint
+    unlike = 0
+    for k, client in enumerate(uneven.clients):
+        x, y = client.test["x"], client.test["y"]
+        found = run.predict(x, client=k).values
+        accuracy = (found.argmax(1) == y).double().mean().item()
+        assert accuracy == pytest.approx(run.table[k]["accuracy"], abs=1e-9)
+        for name, value in flatten(run.clients[k]["adapted"]).items():
+            assert torch.equal(flatten(again.clients[k]["adapted"])[name], value)
+        unlike += not torch.allclose(found, algorithm.predict(run.server, run.clients[k], x).exp(), atol=1e-3)
+    assert unlike == 4
+    measured = run.evaluate(uneven)
+    assert measured.metrics == pytest.approx(run.metrics, abs=1e-6)  # before adaptation, too
 
 
 def test_what_cant_be_is_refused():

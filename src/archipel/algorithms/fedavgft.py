@@ -21,10 +21,10 @@ TUNING = SGD(lr=0.01, epochs=1, batch=128, momentum=0.9)
 class FedAvgFT(SharedModel):
     """FedAvg, whose shared model every client fine-tunes on its own data before it is used.
 
-    Training is :class:`FedAvg`'s to the bit, θ^(t+1) = Σ_{i∈S} n_i θ_i^(t+1) / Σ_{i∈S} n_i. For an evaluation client i
-    goes on from the shared model by local SGD on f_i, and is measured before it and after it. What comes of it is used
-    once and never kept, so that how often there is an evaluation changes nothing. With a tuning rate of 0 all is
-    FedAvg's.
+    Training is :class:`FedAvg`'s to the bit, θ^(t+1) = Σ_{i∈S} n_i θ_i^(t+1) / Σ_{i∈S} n_i. In an evaluation client i
+    tunes the shared model by local SGD on f_i, and is measured before and after. Training never sees the tuned models,
+    so that how often there is an evaluation changes nothing. After the last round every client keeps its tuned model
+    and predicts with it. With a tuning rate of 0 all is FedAvg's.
 
     Args:
         task: the model and its loss.
@@ -55,6 +55,10 @@ class FedAvgFT(SharedModel):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_tuning("FedAvgFT", self.tuning)
+
+    def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
+        client = super().init_client(message, data, key)
+        return client | {"adapted": {"tuned": self.complete(message["server"]["model"], client)}}
 
     def adapt(self, server: Tree, client: Tree, data: ClientData, key: Tensor) -> Tree:
         """Tune a model of the client's own from the shared one."""

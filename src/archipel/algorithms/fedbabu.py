@@ -28,7 +28,7 @@ class FedBABU(SharedModel):
     the head on its own data, v_k ← v_k − η ∇_v f_k(w, v_k) from v⁰ with w fixed, or both parts together.
 
     Only the body travels: the head is given out once, at enrolment, and it is the same bits at every client for ever.
-    The tuned one is used once and not kept.
+    Training never sees the tuned heads; after the last round every client keeps its own and predicts with it.
 
     Args:
         task: the model and its loss.
@@ -70,8 +70,9 @@ class FedBABU(SharedModel):
         return self.frozen
 
     def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
-        client = super().init_client(message, data, key)
-        return remember(self.local, client, zeros_like(trained(message["server"]["model"])))
+        client, body = super().init_client(message, data, key), message["server"]["model"]
+        client = client | {"adapted": {"tuned": self.complete(body, client)}}
+        return remember(self.local, client, zeros_like(trained(body)))
 
     def local_run(
         self, client: Tree, message: Tree, data: ClientData, key: Tensor, loss: Loss | None = None

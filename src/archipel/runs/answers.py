@@ -138,6 +138,28 @@ class AnswerSteps:
 
 
 @dataclass(frozen=True)
+class AdaptStep:
+    """The step by which clients keep their adapted models, bound to the algorithm.
+
+    States keep their shape from enrolment on: a method whose clients keep what :meth:`Adapts.adapt` adds to a state
+    gives it a first value there, under ``"adapted"``.
+    """
+
+    algorithm: Adapts
+
+    def keep(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
+        """Adapt the client's model, and keep what this adds to its state."""
+        found = self.algorithm.adapt(message["server"], client, data, key)
+        return client | {"adapted": {name: found[name] for name in client["adapted"]}}, {}
+
+
+def answering(algorithm: Algorithm, client: Tree) -> Tree:
+    """Return the state that a client of a finished run answers with: with its adapted model if it has kept one."""
+    kept: Tree = client.get("adapted", {}) if isinstance(algorithm, Adapts) else {}
+    return client | kept
+
+
+@dataclass(frozen=True)
 class Questions:
     """The queries of an evaluation, and the clients that are asked.
 

@@ -21,7 +21,7 @@ from archipel.data.federation import Federation
 from archipel.engines.auto import choose
 from archipel.engines.handle import Handle, Ledger
 from archipel.engines.setting import DEFAULT, Setting
-from archipel.runs.answers import PIECE, Ballot, answer, embed, most_likely
+from archipel.runs.answers import PIECE, Ballot, answer, answering, embed, most_likely
 from archipel.runs.evaluate import Evaluation, evaluate
 from archipel.runs.facts import Facts
 from archipel.runs.identity import frozen_digest
@@ -180,7 +180,9 @@ class Run:
             answers: Tensor | None = None
             for index in routed.unique().tolist() or [0]:  # without queries any client gives no answers
                 mine = routed == index
-                found = answer(self.algorithm, self.server, self.clients[index], row(shared, mine))
+                found = answer(
+                    self.algorithm, self.server, answering(self.algorithm, self.clients[index]), row(shared, mine)
+                )
                 answers = found.new_zeros(n, found.shape[-1]) if answers is None else answers
                 answers[mine] = found
             assert answers is not None
@@ -190,7 +192,7 @@ class Run:
         shared = embed(self.algorithm, self.server, queries)
         ballot = Ballot(n, self.facts.outputs, self.facts.classes is None)
         for state in self.clients:
-            found = answer(self.algorithm, self.server, state, shared)
+            found = answer(self.algorithm, self.server, answering(self.algorithm, state), shared)
             ballot.add(found[None])
         mean = ballot.mean.to(found.dtype)
         if self.facts.classes is None:
@@ -212,7 +214,7 @@ class Run:
         if not isinstance(self.algorithm, Predicts):
             assert isinstance(self.algorithm, PredictsGlobally)
             return self._ask_global(self.algorithm, queries)
-        state = self.clients[client]
+        state = answering(self.algorithm, self.clients[client])
         return torch.cat([self.algorithm.predict(self.server, state, piece) for piece in queries.split(PIECE)])
 
     def _ask_global(self, algorithm: PredictsGlobally, queries: Tensor) -> Tensor:
