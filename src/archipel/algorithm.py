@@ -1,4 +1,4 @@
-"""The interface: an algorithm, the steps it sends to clients, and the one door between server and clients.
+"""The interface: an algorithm, the steps it sends to clients, and the handle by which the server reaches clients.
 
 An algorithm is a frozen dataclass. Its fields are hyper-parameters; its ``round`` is written in plain Python like the
 paper's pseudo-code, at the server; its *steps* are pure functions that run at the clients. The handle ``clients`` is
@@ -52,7 +52,7 @@ Step = Callable[[Tree, Tree, ClientData, Tensor], tuple[Tree, Tree]]
 
 @dataclass(frozen=True)
 class Replies:
-    """What came back of a step.
+    """The replies to a step.
 
     Args:
         ids: ``(k,)`` int64, who answered, in rising order.
@@ -66,15 +66,15 @@ class Replies:
 
 
 class NoReplyError(RuntimeError):
-    """No client's reply could be used: a mean over nobody has no value."""
+    """No client's reply could be used, so that there is no mean."""
 
 
 class DivergenceError(RuntimeError):
-    """Training left the finite numbers, or is about to; the last good state was kept."""
+    """Values are no longer finite, or are about to overflow; the last good state was kept."""
 
 
 class Clients(Protocol):
-    """The clients as the server may see them: who they are, how much they hold, and what they answer.
+    """The clients as the server sees them: who they are, how many examples they hold, and what they reply.
 
     Every operation runs one step at each client that takes part. A key is folded with the client's id, so each client
     draws its own numbers; two operations that must draw the same share a key. A client whose reply or new state holds
@@ -111,34 +111,37 @@ class Clients(Protocol):
 
     @property
     def groups(self) -> Sequence[Clients]:
-        """The edges of a hierarchy, each with those of its clients who take part; its ``everyone`` are all of them.
-        Empty where :func:`archipel.fit` was given no groups.
+        """The edges of a hierarchy; empty if :func:`archipel.fit` was given no groups.
+
+        Each is a handle on those of its clients who take part; its ``everyone`` are all of them.
         """
 
     def only(self, ids: Tensor) -> Clients:
-        """A handle on these clients alone."""
+        """Return a handle on these clients alone."""
 
     def collect(self, step: Step, message: Tree, key: Tensor) -> Replies:
-        """Every reply, stacked."""
+        """Return every reply, stacked."""
 
     def sum(self, step: Step, message: Tree, key: Tensor, weights: Weights = "examples") -> Tree:
-        """Σ w_i · reply_i over those who answered, streamed: memory doesn't grow with the number of clients."""
+        """Return Σ w_i · reply_i over those who answered; memory does not grow with the number of clients."""
 
     def mean(self, step: Step, message: Tree, key: Tensor, weights: Weights = "examples") -> Tree:
-        """Σ w_i · reply_i / Σ w_i over those who answered. Raises :class:`NoReplyError` if nobody did."""
+        """Return Σ w_i · reply_i / Σ w_i over those who answered; raise :class:`NoReplyError` if nobody did."""
 
     def mean_and_share(
         self, step: Step, message: Tree, key: Tensor, weights: Weights = "examples"
     ) -> tuple[Tree, float]:
-        """The mean, and Σ w_i over those who answered / Σ w_i over all enrolled: for averages over everybody that are
-        kept up by the changes of those who took part (SCAFFOLD's |S|/N).
+        """Return the mean, and the share of all weights that those who answered have.
+
+        The share is Σ w_i over those who answered / Σ w_i over all enrolled. By it an average over everybody follows
+        from the changes of those who took part (SCAFFOLD's |S|/N).
         """
 
     def apply(self, step: Step, message: Tree, key: Tensor) -> None:
-        """Changes client state; nothing comes back."""
+        """Change the clients' states; nothing comes back."""
 
     def evaluate(self, step: Step, message: Tree, key: Tensor) -> Replies:
-        """Reads state and held-out data, writes nothing, and is not counted as traffic."""
+        """Return replies to a step that reads states and held-out data; nothing is written or counted as traffic."""
 
 
 @setting("an algorithm, FedAvg(task, SGD(lr=0.01, epochs=1)), say")
@@ -157,28 +160,30 @@ class Algorithm(ABC):
 
     @abstractmethod
     def init_server(self, clients: Clients, key: Tensor) -> Tree:
-        """The server's state before the first round."""
+        """Return the server's state before the first round."""
 
     def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
-        """A client's state at enrolment, made at the client; default: it keeps nothing.
+        """Return the client's state at enrolment; by default it keeps nothing.
 
         Args:
             message: ``{"server": the initial server state, "index": the client's number, int64 of shape ()}``.
+            data: the client's examples.
+            key: of whatever is drawn, the client's own.
         """
         return {}
 
     def enrol(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """The step that the engine runs at each client before the first round; not to be overridden."""
+        """Run the step of each client before the first round; methods override ``init_client`` instead."""
         return self.init_client(message, data, key), {}
 
     @abstractmethod
     def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
-        """One round, which ends at a communication: the server's new state, and diagnostics."""
+        """Run one round, which ends at a communication: return the server's new state, and diagnostics."""
 
 
 @runtime_checkable
 class Predicts(Protocol):
-    """Has a model for each client (for some methods the same one)."""
+    """A method with a model for each client, which may be the same for all."""
 
     def predict(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
         """``(n, K)`` log-probabilities, or ``(n, outputs)`` values, of the client's own model."""
@@ -186,7 +191,7 @@ class Predicts(Protocol):
 
 @runtime_checkable
 class Embeds(Protocol):
-    """Predicts in two parts, the first of which is the same whoever answers: predict is their composition.
+    """A method that predicts in two parts, the first of which is the same for all clients; predict composes them.
 
     An evaluation embeds all queries once, for all clients' models. What clients don't share is no part of ``embed``: an
     encoder under batch statistics of each client's own isn't shared. Of models without anything in common the embedding
@@ -202,7 +207,7 @@ class Embeds(Protocol):
 
 @runtime_checkable
 class PredictsGlobally(Protocol):
-    """Has one model for everybody."""
+    """A method with one model for everybody."""
 
     def predict_global(self, server: Tree, x: Tensor) -> Tensor:
         """As ``predict``, by the server's model."""
@@ -210,7 +215,10 @@ class PredictsGlobally(Protocol):
 
 @runtime_checkable
 class Personalises(Protocol):
-    """Says whether it does: of other methods with a global model it is assumed where clients keep or adapt anything."""
+    """A method with a global model that says whether clients' models may differ from it.
+
+    Without this, they are taken to differ if clients keep or adapt anything.
+    """
 
     def personalises(self, server: Tree) -> bool:
         """Whether a client's model may be another than the global one."""
@@ -218,15 +226,15 @@ class Personalises(Protocol):
 
 @runtime_checkable
 class Adapts(Protocol):
-    """Tunes the personal model on the client's own data before it is used."""
+    """A method that tunes the personal model on the client's own data before it is used."""
 
     def adapt(self, server: Tree, client: Tree, data: ClientData, key: Tensor) -> Tree:
-        """The client's state with the entries to predict with. Training never sees them; a finished run keeps them."""
+        """Return the client's state with entries to predict with, which training never sees and a run keeps."""
 
 
 @runtime_checkable
 class Routes(Protocol):
-    """Knows which client a query from outside belongs to."""
+    """A method that says which client a query from outside belongs to."""
 
     def route(self, server: Tree, x: Tensor) -> Tensor:
         """``(n, m)`` log-posterior over clients."""
@@ -242,7 +250,7 @@ class HasRoutingPrior(Protocol):
 
 @runtime_checkable
 class RoutesEmbedded(Protocol):
-    """Routes by what it embeds, too: then one pass serves routing and answers."""
+    """A method that routes by its embedding, so that one pass serves routing and answers."""
 
     def route_embedded(self, server: Tree, embedded: Tree) -> Tensor:
         """As ``route``."""

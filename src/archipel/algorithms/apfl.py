@@ -1,5 +1,7 @@
-"""APFL. Y. Deng, M. M. Kamani, M. Mahdavi: Adaptive personalized federated learning. arXiv 2003.13461, 2020. Equation
-numbers are those of docs/methods/personalised.md.
+"""APFL.
+
+Y. Deng, M. M. Kamani, M. Mahdavi: Adaptive personalized federated learning. arXiv 2003.13461, 2020. Equation numbers
+are those of docs/methods/personalised.md.
 """
 
 from __future__ import annotations
@@ -153,7 +155,7 @@ class APFL(SharedModel):
         return {"average": trained(model), "total": torch.zeros((), dtype=torch.float64)}
 
     def _averaged(self, state: Tree, model: Tree, weight: Tensor | None) -> Tree:
-        """The state with one model more in its mean."""
+        """Return the state with one model more in its mean."""
         if weight is None:
             return state
         total = state["total"] + weight

@@ -1,5 +1,7 @@
-"""Ditto. T. Li, S. Hu, A. Beirami, V. Smith: Ditto: fair and robust federated learning through personalization. ICML
-2021. Equation numbers are those of docs/methods/personalised.md.
+"""Ditto.
+
+T. Li, S. Hu, A. Beirami, V. Smith: Ditto: fair and robust federated learning through personalization. ICML 2021.
+Equation numbers are those of docs/methods/personalised.md.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""FedAvg. B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Agüera y Arcas: Communication-efficient learning of deep
-networks from decentralized data. AISTATS 2017.
+"""FedAvg.
+
+B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Agüera y Arcas: Communication-efficient learning of deep networks from
+decentralized data. AISTATS 2017.
 """
 
 from __future__ import annotations

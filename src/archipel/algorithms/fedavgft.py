@@ -1,5 +1,7 @@
-"""FedAvgFT. K. Wang, R. Mathews, C. Kiddon, H. Eichner, F. Beaufays, D. Ramage: Federated evaluation of on-device
-personalization. arXiv 1910.10252, 2019.
+"""FedAvgFT.
+
+K. Wang, R. Mathews, C. Kiddon, H. Eichner, F. Beaufays, D. Ramage: Federated evaluation of on-device personalization.
+arXiv 1910.10252, 2019.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""FedBABU. J. Oh, S. Kim, S.-Y. Yun: FedBABU: toward enhanced representation for federated image classification. ICLR
-2022.
+"""FedBABU.
+
+J. Oh, S. Kim, S.-Y. Yun: FedBABU: toward enhanced representation for federated image classification. ICLR 2022.
 """
 
 from __future__ import annotations

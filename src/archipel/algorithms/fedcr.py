@@ -1,5 +1,7 @@
-"""FedCR. H. Zhang, C. Li, W. Dai, J. Zou, H. Xiong: FedCR: personalized federated learning based on across-client
-common representation with conditional mutual information regularization. ICML 2023. Equation numbers are those of
+"""FedCR.
+
+H. Zhang, C. Li, W. Dai, J. Zou, H. Xiong: FedCR: personalized federated learning based on across-client common
+representation with conditional mutual information regularization. ICML 2023. Equation numbers are those of
 docs/methods/representation.md.
 """
 
@@ -155,7 +157,7 @@ class FedCR(SharedModel):
         return loss
 
     def experts(self, model: Tree, examples: Examples) -> Tree:
-        """The classes' local products of experts (eq. 21), ``(K, d)``: their precision, and mean times precision."""
+        """Return the classes' local products of experts (eq. 21), ``(K, d)``: precision, and mean · precision."""
         total = torch.zeros(2, self.task.outputs, self.task.features)
         count = torch.zeros(self.task.outputs)
         for batch, real in zip(examples.pieces(PIECE), examples.mask.split(PIECE), strict=True):
@@ -178,7 +180,7 @@ class FedCR(SharedModel):
 
 
 def posterior(server: Tree) -> Tree:
-    """The classes' global posteriors, where there are any."""
+    """Return the classes' global posteriors, where there are any."""
     return {name: server[name] for name in ("mean", "variance") if name in server}
 
 

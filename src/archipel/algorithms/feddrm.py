@@ -1,5 +1,7 @@
-"""FedDRM. Z. Wang, X. Zhang, X. Zhang, Y. Liu, Q. Zhang: Beyond aggregation: guiding clients in heterogeneous federated
-learning. ICLR 2026.
+"""FedDRM.
+
+Z. Wang, X. Zhang, X. Zhang, Y. Liu, Q. Zhang: Beyond aggregation: guiding clients in heterogeneous federated learning.
+ICLR 2026.
 """
 
 from __future__ import annotations
@@ -101,7 +103,7 @@ class FedDRM(SharedModel):
     # Routing
 
     def route(self, server: Tree, x: Tensor) -> Tensor:
-        """The clients' log-posterior: prior times density."""
+        """Return the clients' log-posterior: prior times density."""
         return self.route_embedded(server, self.embed(server, x))
 
     def log_ratios(self, server: Tree, x: Tensor) -> Tensor:

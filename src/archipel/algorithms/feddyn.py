@@ -1,5 +1,7 @@
-"""FedDyn. D. A. E. Acar, Y. Zhao, R. Matas Navarro, M. Mattina, P. N. Whatmough, V. Saligrama: Federated learning based
-on dynamic regularization. ICLR 2021. Equation numbers are those of docs/methods/averaging.md.
+"""FedDyn.
+
+D. A. E. Acar, Y. Zhao, R. Matas Navarro, M. Mattina, P. N. Whatmough, V. Saligrama: Federated learning based on dynamic
+regularization. ICLR 2021. Equation numbers are those of docs/methods/averaging.md.
 """
 
 from __future__ import annotations
@@ -66,13 +68,13 @@ class FedDyn(SharedModel):
         return client | {"gradient": zeros_like(trained(message["server"]["model"]))}
 
     def step(self, server: Tree, mean: Tree, share: float) -> Tree:
-        """h by the clients' moves, and the model by its mean and h."""
+        """Update h by the clients' moves, and the model by their mean and h."""
         average = trained(mean["model"])
         h = add(server["h"], add(average, trained(server["model"]), -1.0), -self.penalty * share)
         return {"model": server["model"] | mean["model"] | add(average, h, -1 / self.penalty), "h": h}
 
     def shift(self, client: Tree, message: Tree) -> Shift:
-        """The gradient of −⟨g_k, ·⟩ + μ/2 ‖· − θ^(t)‖²."""
+        """Return the gradient of −⟨g_k, ·⟩ + μ/2 ‖· − θ^(t)‖²."""
         pull = proximal(self.penalty, message["model"])
         return lambda params: add(pull(params), client["gradient"], -1.0)
 

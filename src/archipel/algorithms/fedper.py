@@ -1,5 +1,7 @@
-"""FedPer. M. G. Arivazhagan, V. Aggarwal, A. K. Singh, S. Choudhary: Federated learning with personalization layers.
-arXiv 1912.00818, 2019.
+"""FedPer.
+
+M. G. Arivazhagan, V. Aggarwal, A. K. Singh, S. Choudhary: Federated learning with personalization layers. arXiv
+1912.00818, 2019.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""FedProx. T. Li, A. K. Sahu, M. Zaheer, M. Sanjabi, A. Talwalkar, V. Smith: Federated optimization in heterogeneous
-networks. MLSys 2020.
+"""FedProx.
+
+T. Li, A. K. Sahu, M. Zaheer, M. Sanjabi, A. Talwalkar, V. Smith: Federated optimization in heterogeneous networks.
+MLSys 2020.
 """
 
 from __future__ import annotations
@@ -43,5 +45,5 @@ class FedProx(SharedModel):
     penalty: NonNegative = 0.1
 
     def shift(self, client: Tree, message: Tree) -> Shift | None:
-        """The gradient of μ/2 ‖· − θ^(t)‖²."""
+        """Return the gradient of μ/2 ‖· − θ^(t)‖²."""
         return proximal(self.penalty, message["model"]) if self.penalty else None

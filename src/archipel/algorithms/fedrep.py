@@ -1,5 +1,7 @@
-"""FedRep. L. Collins, H. Hassani, A. Mokhtari, S. Shakkottai: Exploiting shared representations for personalized
-federated learning. ICML 2021.
+"""FedRep.
+
+L. Collins, H. Hassani, A. Mokhtari, S. Shakkottai: Exploiting shared representations for personalized federated
+learning. ICML 2021.
 """
 
 from __future__ import annotations

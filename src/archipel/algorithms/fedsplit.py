@@ -1,5 +1,6 @@
-"""FedSplit. R. Pathak, M. J. Wainwright: FedSplit: an algorithmic framework for fast federated optimization. NeurIPS
-2020.
+"""FedSplit.
+
+R. Pathak, M. J. Wainwright: FedSplit: an algorithmic framework for fast federated optimization. NeurIPS 2020.
 """
 
 from __future__ import annotations
@@ -59,12 +60,12 @@ class FedSplit(SharedModel):
         return super().init_client(message, data, key) | {"z": trained(message["server"]["model"])}
 
     def step(self, server: Tree, mean: Tree, share: float) -> Tree:
-        """The mean of all z_k, of which those that were not sampled have not moved."""
+        """Update the mean of all z_k; those of clients that did not take part have not moved."""
         theta = add(trained(server["model"]), mean["change"], share)
         return {"model": server["model"] | theta | mean["statistics"]}
 
     def shift(self, client: Tree, message: Tree) -> Shift:
-        """The gradient of 1/(2s) ‖· − (2θ − z_k)‖²."""
+        """Return the gradient of 1/(2s) ‖· − (2θ − z_k)‖²."""
         return proximal(1 / self.s, tree_map(lambda x, z: 2 * x - z, trained(message["model"]), client["z"]))
 
     def train(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:

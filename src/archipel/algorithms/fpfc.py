@@ -1,5 +1,7 @@
-"""FPFC. X. Yu, Z. Liu, W. Wang, Y. Sun: Clustered federated learning based on nonconvex pairwise fusion. arXiv
-2211.04218. Equation numbers are those of docs/methods/personalised.md, or the paper's where it says so.
+"""FPFC.
+
+X. Yu, Z. Liu, W. Wang, Y. Sun: Clustered federated learning based on nonconvex pairwise fusion. arXiv 2211.04218.
+Equation numbers are those of docs/methods/personalised.md, or the paper's where it says so.
 """
 
 from __future__ import annotations
@@ -171,7 +173,7 @@ class FPFC(Algorithm):
         return {"model": end.params}, {"model": trained(end.params), "loss": end.loss}
 
     def settle(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """The cluster's model instead of the client's own, whose buffers stay."""
+        """Take the cluster's model in place of the client's own, whose buffers stay."""
         return {"model": client["model"] | message["model"]}, {}
 
     def predict(self, server: Tree, client: Tree, x: Tensor) -> Tensor:

@@ -1,5 +1,7 @@
-"""L2SGD. F. Hanzely, P. Richtárik: Federated learning of a mixture of global and local models. arXiv 2002.05516, 2020.
-Equation numbers are those of docs/methods/personalised.md.
+"""L2SGD.
+
+F. Hanzely, P. Richtárik: Federated learning of a mixture of global and local models. arXiv 2002.05516, 2020. Equation
+numbers are those of docs/methods/personalised.md.
 """
 
 from __future__ import annotations
@@ -142,7 +144,7 @@ class L2SGD(SharedModel):
         return held / held.sum()
 
     def _runs(self, round: int, key: Tensor) -> tuple[int, int]:
-        """The coins of a round: so many local steps, then so many towards the mean."""
+        """Return the coins of a round: so many local steps, then so many towards the mean."""
         if self.coins is not None:
             rounds = runs(self.coins)
             if round >= len(rounds):
@@ -154,7 +156,7 @@ class L2SGD(SharedModel):
 
 
 def runs(coins: Sequence[int]) -> list[tuple[int, int]]:
-    """Rounds of (local steps, steps towards the mean) that a sequence of coins makes.
+    """Return the rounds of (local steps, steps towards the mean) that a sequence of coins makes.
 
     >>> runs((0, 0, 1, 1, 0))
     [(2, 2), (1, 0)]

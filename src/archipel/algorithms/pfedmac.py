@@ -1,6 +1,7 @@
-"""pFedMac. Y. Li, X. Liu, X. Zhang, Y. Shao, Q. Wang, Y. Geng: Personalized federated learning via maximizing
-correlation with sparse and hierarchical extensions. arXiv 2107.05330, 2021. Equation numbers are those of
-docs/methods/personalised.md.
+"""pFedMac.
+
+Y. Li, X. Liu, X. Zhang, Y. Shao, Q. Wang, Y. Geng: Personalized federated learning via maximizing correlation with
+sparse and hierarchical extensions. arXiv 2107.05330, 2021. Equation numbers are those of docs/methods/personalised.md.
 """
 
 from __future__ import annotations
@@ -165,7 +166,7 @@ class PFedMac(SharedModel):
         return {"personal": omega}, sent
 
     def away_from(self, theta: Tree) -> Shift:
-        """The gradient of −λ ⟨ω, θ⟩."""
+        """Return the gradient of −λ ⟨ω, θ⟩."""
         away = tree_map(lambda t: -self.penalty * t, theta)
         return lambda omega: away
 

@@ -1,5 +1,7 @@
-"""pFedMe. C. T. Dinh, N. H. Tran, T. D. Nguyen: Personalized federated learning with Moreau envelopes. NeurIPS 2020.
-Equation numbers are those of docs/methods/personalised.md.
+"""pFedMe.
+
+C. T. Dinh, N. H. Tran, T. D. Nguyen: Personalized federated learning with Moreau envelopes. NeurIPS 2020. Equation
+numbers are those of docs/methods/personalised.md.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class Pooled(Algorithm):
         return tree_map(lambda *columns: torch.cat([column[0] for column in columns]), given[0], *given[1:])
 
     def give(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        """The client's examples as they are."""
+        """Return the client's examples as they are."""
         # Engines may try a step on a smaller client than it is meant for, which has no rows beyond its last.
         return client, data.train.take(torch.minimum(message["rows"], data.train.count - 1))
 

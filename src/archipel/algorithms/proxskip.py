@@ -1,5 +1,7 @@
-"""ProxSkip, as Scaffnew in federated learning. K. Mishchenko, G. Malinovsky, S. Stich, P. Richtárik: ProxSkip: yes!
-Local gradient steps provably lead to communication acceleration! Finally! ICML 2022.
+"""ProxSkip, called Scaffnew in federated learning.
+
+K. Mishchenko, G. Malinovsky, S. Stich, P. Richtárik: ProxSkip: yes! Local gradient steps provably lead to communication
+acceleration! Finally! ICML 2022.
 """
 
 from __future__ import annotations
@@ -144,7 +146,7 @@ class ProxSkip(SharedModel):
         return client, self.reply(end)
 
     def shift(self, client: Tree, message: Tree) -> Shift:
-        """−h_k."""
+        """Return −h_k, the correction of every local step."""
         minus_h = tree_map(torch.neg, client["h"])
         return lambda params: minus_h
 

@@ -1,5 +1,7 @@
-"""SCAFFOLD. S. P. Karimireddy, S. Kale, M. Mohri, S. J. Reddi, S. U. Stich, A. T. Suresh: SCAFFOLD: stochastic
-controlled averaging for federated learning. ICML 2020. Equation numbers are the paper's.
+"""SCAFFOLD.
+
+S. P. Karimireddy, S. Kale, M. Mohri, S. J. Reddi, S. U. Stich, A. T. Suresh: SCAFFOLD: stochastic controlled averaging
+for federated learning. ICML 2020. Equation numbers are the paper's.
 """
 
 from __future__ import annotations
@@ -77,7 +79,7 @@ class SCAFFOLD(SharedModel):
         return super().broadcast(server, clients) | {"control": server["control"]}
 
     def step(self, server: Tree, mean: Tree, share: float) -> Tree:
-        """Eq. (5)."""
+        """Move the model and the control variate by the means (eq. 5)."""
         old, new = trained(server["model"]), trained(mean["model"])
         moved = tree_map(lambda old, new: torch.lerp(old, new, self.server_rate), old, new)
         control = add(server["control"], mean["change"], share)
@@ -90,7 +92,7 @@ class SCAFFOLD(SharedModel):
         return client | {"control": zeros_like(trained(message["server"]["model"]))}
 
     def shift(self, client: Tree, message: Tree) -> Shift:
-        """−c_k + c, which takes the drift out of the local steps (eq. 3)."""
+        """Return −c_k + c, which takes the drift out of the local steps (eq. 3)."""
         correction = add(message["control"], client["control"], -1.0)
         return lambda params: correction
 
@@ -108,7 +110,7 @@ class SCAFFOLD(SharedModel):
         return client, self.reply(end) | {"change": change}
 
     def gradient(self, model: Tree, data: ClientData, key: Tensor) -> Tree:
-        """The gradient of all the client's examples as the solver takes it, weight decay and clipping included."""
+        """Return the gradient of all the client's examples as the solver takes it, with weight decay and clipping."""
         # With momentum, a step's velocity from rest is the gradient; a rate of 0 makes it a step of no length.
         once = replace(self.local, steps=1, epochs=None, batch=None, augment=None, momentum=0.5)
         return once.minimise(self.task.loss, model, data.train, key, torch.zeros(())).velocity

@@ -37,7 +37,7 @@ class Interval:
         return above and (value <= self.high if self.ends[1] == "]" else value < self.high)
 
     def __str__(self) -> str:
-        """What is required of a number, as a sentence about it goes on."""
+        """Return what is required of a number, as a sentence about it goes on."""
         if self.high == math.inf:
             return f"be {f'{self.low:g} or above' if self.ends[0] == '[' else f'above {self.low:g}'} and finite"
         return f"lie in {self.ends[0]}{self.low:g}, {self.high:g}{self.ends[1]}"
@@ -89,7 +89,7 @@ def check_settings(settings: Any) -> None:
 
 @cache
 def hints_of(kind: type) -> dict[str, Any]:
-    """The annotations of a class and its bases, ``Annotated`` and all; without those that can't be resolved."""
+    """Return the annotations of a class and its bases, ``Annotated`` and all; without those that can't be resolved."""
     found: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         names = vars(sys.modules[base.__module__]) if base.__module__ in sys.modules else {}
@@ -194,7 +194,7 @@ def names(owner: str, **values: object) -> None:
 
 
 def kind_of(value: object) -> str:
-    """What was given, by its type: for arguments of the wrong one.
+    """Return what was given, by its type: for arguments of the wrong one.
 
     >>> kind_of([1]), kind_of(dict)
     ('a list', 'the class dict')

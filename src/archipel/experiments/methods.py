@@ -157,7 +157,7 @@ def section_of(name: str) -> type[MethodSection]:
 
 
 def _setting(owner: str, field: Field[Any], hint: Any) -> tuple[Any, Any]:
-    """The type and the default of one field as pydantic takes them."""
+    """Return the type and the default of one field as pydantic takes them."""
     if hint is SGD:
         solver = solver_section(LOCAL if field.default is MISSING else field.default)
         return solver, Setting(default_factory=solver)
@@ -177,7 +177,7 @@ def _setting(owner: str, field: Field[Any], hint: Any) -> tuple[Any, Any]:
 
 
 def _in_yaml(hint: Any) -> Any:
-    """The type as YAML has it: lists for tuples and sequences."""
+    """Return the type as YAML has it: lists for tuples and sequences."""
     text = str(hint)
     if "Sequence" in text or "tuple" in text:
         inner = list[list[int]] if text.count("Sequence") > 1 else list[str] if "str" in text else list[int]

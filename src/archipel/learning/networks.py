@@ -158,7 +158,7 @@ class Network:
                 store[key] = tensor
 
     def _constants(self, device: torch.device) -> Named:
-        """The frozen parameters on a device, copied there once."""
+        """Return the frozen parameters on a device, copied there once."""
         if device not in self._frozen:
             home = self._frozen[torch.device("cpu")]
             self._frozen[device] = {name: tensor.to(device) for name, tensor in home.items()}

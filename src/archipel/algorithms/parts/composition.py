@@ -65,7 +65,7 @@ class View(ABC):
 
     @abstractmethod
     def outer(self, step: Step) -> Step:
-        """The outer algorithm's step that runs this one of the inner algorithm."""
+        """Return the outer algorithm's step that runs this one of the inner algorithm."""
 
     def collect(self, step: Step, message: Tree, key: Tensor) -> Replies:
         return self.clients.collect(self.outer(step), message, key)

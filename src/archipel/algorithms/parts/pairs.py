@@ -39,7 +39,7 @@ def rows(active: Tensor, *, both: bool) -> Iterator[tuple[int, Places, Places]]:
 
 
 def lengths(delta: Tensor) -> Tensor:
-    """The norm of each vector, in one pass that keeps nothing else."""
+    """Return the norm of each vector, in one pass that keeps nothing else."""
     norms: Tensor = torch.linalg.vector_norm(delta, dim=1)
     return norms
 
@@ -100,7 +100,7 @@ def flat(stacked: Tree) -> Tensor:
 
 
 def parted(vectors: Tensor, like: Tree) -> Tree:
-    """The inverse of :func:`flat`: a stacked tree with the shapes and dtypes of another.
+    """Return the inverse of :func:`flat`: a stacked tree with the shapes and dtypes of another.
 
     >>> parted(torch.tensor([[1.0, 3.0, 4.0]]), {"a": torch.zeros(1), "b": torch.zeros(1, 2)})
     {'a': tensor([1.]), 'b': tensor([[3., 4.]])}

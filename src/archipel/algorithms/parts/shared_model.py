@@ -1,4 +1,4 @@
-"""The base of methods with a shared model: broadcast it, train it at the clients, average what comes back.
+"""The base of methods with a shared model: broadcast it, train it at the clients, average the trained models.
 
 FedAvg is this base as it stands. Other methods change the local objective (``shift``), the server's step (``step``),
 what a client keeps (``own_parts``), or the model that a client predicts with (``own_model``).
@@ -66,16 +66,16 @@ class SharedModel(Algorithm):
         return server | {"model": self.refreshed(server["model"], clients, key)}, {"loss": mean["loss"]}
 
     def broadcast(self, server: Tree, clients: Clients) -> Tree:
-        """The message to the clients: the model and the round's learning rate."""
+        """Return the message to the clients: the model and the round's learning rate."""
         sent = batch_norm.broadcast(self.batch_norm, server["model"])
         return {"model": sent, "lr": self.local.rate(clients.round, clients.rounds)}
 
     def step(self, server: Tree, mean: Tree, share: float) -> Tree:
-        """The server's new entries, from the mean reply and the share of all weights that it is made of."""
+        """Return the server's new entries, from the mean reply and the share of all weights that it is made of."""
         return {"model": server["model"] | mean["model"]}
 
     def refreshed(self, model: Tree, clients: Clients, key: Tensor) -> Tree:
-        """The new shared model; under ``"recompute"`` with statistics of its own, which costs one more exchange."""
+        """Return the new shared model; under ``"recompute"`` with recomputed statistics, by one more exchange."""
         if self.batch_norm != "recompute" or "buffers" not in model:
             return model
         key = keys.fold(key, "statistics")
@@ -117,22 +117,22 @@ class SharedModel(Algorithm):
         return self.keep(client, end), end
 
     def shift(self, client: Tree, message: Tree) -> Shift | None:
-        """What the method adds to the gradient of f_k at each local step; nothing by default."""
+        """Return what the method adds to the gradient of f_k at each local step; by default nothing."""
         return None
 
     def complete(self, model: Tree, client: Tree) -> Tree:
-        """The shared model with the client's own entries, and with its own statistics where they are local."""
+        """Return the shared model with the client's own entries, and with its own statistics where they are local."""
         completed: Tree = batch_norm.receive(self.batch_norm, model, client) | client.get("head", {})
         return completed
 
     def keep(self, client: Tree, end: Solution) -> Tree:
-        """The client's state after a run: its own entries, local statistics, and momentum where it is kept."""
+        """Return the client's state after a run: its own entries, local statistics, and momentum where it is kept."""
         if self.own_parts is not None:
             client = client | {"head": client["head"] | split(end.params, self.own_parts)[1]}
         return remember(self.local, batch_norm.keep(self.batch_norm, client, end.params), end.velocity)
 
     def reply(self, end: Solution) -> Tree:
-        """What the client sends: the shared entries of the trained model, and the loss."""
+        """Return what the client sends: the shared entries of the trained model, and the loss."""
         shared, _ = split(end.params, self.own_parts or ())
         return {"model": batch_norm.send(self.batch_norm, shared), "loss": end.loss}
 
@@ -144,14 +144,14 @@ class SharedModel(Algorithm):
     # Prediction
 
     def own_model(self, server: Tree, client: Tree) -> Tree:
-        """The complete model that the client predicts with."""
+        """Return the complete model that the client predicts with."""
         return self.complete(server["model"], client)
 
     def predict(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
         return self.predict_embedded(server, client, self.embed(server, x))
 
     def embed(self, server: Tree, x: Tensor) -> Tree:
-        """The features of the encoder that all heads stand on; x itself where there is no such encoder."""
+        """Return the features of the encoder that all heads stand on; x itself where there is no such encoder."""
         return features(self.task, server["model"], x) if self.one_encoder(server) else x
 
     def predict_embedded(self, server: Tree, client: Tree, embedded: Tree) -> Tensor:
@@ -175,12 +175,12 @@ class SharedModel(Algorithm):
 
 
 def remember(local: SGD, client: Tree, velocity: Tree, name: str = "velocity") -> Tree:
-    """The client's state with the velocity, for solvers that keep it between rounds."""
+    """Return the client's state with the velocity, for solvers that keep it between rounds."""
     return client | {name: velocity} if local.keep_momentum else client
 
 
 def beside(loss: Loss, fixed: Tree) -> Loss:
-    """The loss as a function of the other parameters alone, with ``fixed`` held where they are."""
+    """Return the loss as a function of the other parameters alone, with ``fixed`` held where they are."""
 
     def partial(params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
         return loss(params | fixed, batch)
@@ -189,7 +189,7 @@ def beside(loss: Loss, fixed: Tree) -> Loss:
 
 
 def split(model: Tree, names: Sequence[str]) -> tuple[Tree, Tree]:
-    """The other entries, buffers included, and the named ones."""
+    """Return the other entries, buffers included, and the named ones."""
     others = {name: part for name, part in model.items() if name not in names}
     return others, {name: part for name, part in model.items() if name in names}
 
@@ -215,12 +215,12 @@ def parted(owner: str, model: Tree, names: Sequence[str]) -> tuple[Tree, Tree]:
 
 
 def features(task: Task, model: Tree, x: Tensor) -> Tensor:
-    """The features of a supervised task's encoder."""
+    """Return the features of a supervised task's encoder."""
     assert isinstance(task, Supervised)
     return task.encoder(model["encoder"], model.get("buffers", {}), x)[0]
 
 
 def answer(task: Task, model: Tree, embedded: Tensor) -> Tensor:
-    """What a model's head says of features, as the task's ``predict`` says it of x."""
+    """Return what a model's head says of features, as the task's ``predict`` says it of x."""
     assert isinstance(task, Supervised)
     return task.criterion.report(linear(model["head"], embedded))
