@@ -12,7 +12,7 @@ from torch import Tensor
 
 from archipel.algorithm import Algorithm, Clients, Info, PredictsGlobally
 from archipel.algorithms.parts.composition import PartClients
-from archipel.algorithms.parts.shared_model import LOCAL, remember
+from archipel.algorithms.parts.shared_model import LOCAL, SharedModel, remember
 from archipel.core.checks import NonNegative
 from archipel.core.examples import ClientData
 from archipel.core.trees import Tree, zeros_like
@@ -54,6 +54,15 @@ class Ditto(Algorithm):
     inner: Algorithm
     personal: SGD = LOCAL
     penalty: NonNegative = 0.1
+
+    @staticmethod
+    def takes(kind: type[Algorithm]) -> bool:
+        """Return whether a class of algorithms shares one whole model, as the inner one must."""
+        return (
+            issubclass(kind, SharedModel)
+            and kind.own_parts is SharedModel.own_parts
+            and kind.own_model is SharedModel.own_model
+        )
 
     @property
     def task(self) -> Task:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, fields
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, fields
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 
@@ -95,25 +95,51 @@ def kind_named(name: str) -> type[Any]:
     return own_class(name, Algorithm) if is_own(name) else KINDS[name]
 
 
-def as_method(given: Any) -> MethodSection:
-    """Validate a section by the method that its name says.
+@dataclass(frozen=True)
+class Sections(Mapping[str, type[MethodSection]]):
+    """The sections of methods by their names. The user's own are found, too, but not listed.
 
-    Errors lie where pydantic puts those of a union that is told apart by a tag: below the method's name.
+    Args:
+        takes: whether a method is allowed here, by its class.
     """
-    if isinstance(given, MethodSection):
-        return given
-    if not isinstance(given, dict):
-        raise PydanticKnownError("dict_type")
-    if "name" not in given:
-        raise PydanticKnownError("union_tag_not_found", {"discriminator": "'name'"})
-    name = str(given["name"])
-    if not is_own(name) and name not in KINDS:
-        tags = {"discriminator": "'name'", "tag": name, "expected_tags": ", ".join(KINDS)}
-        raise PydanticKnownError("union_tag_invalid", tags)
-    try:
-        return section_of(name).model_validate(given)
-    except ValidationError as error:
-        raise ValidationError.from_exception_data(name, [_below(name, dict(e)) for e in error.errors()]) from None
+
+    takes: Callable[[type[Any]], bool] = lambda kind: True
+
+    def __getitem__(self, name: str) -> type[MethodSection]:
+        if not (is_own(name) or name in KINDS) or not self.takes(kind_named(name)):
+            raise KeyError(name)
+        return section_of(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, kind in KINDS.items() if self.takes(kind))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def validate(self, given: Any) -> MethodSection:
+        """Validate a section by the method that its name says.
+
+        Errors lie where pydantic puts those of a union that is told apart by a tag: below the method's name.
+        """
+        if isinstance(given, MethodSection):
+            return given
+        if not isinstance(given, dict):
+            raise PydanticKnownError("dict_type")
+        if "name" not in given:
+            raise PydanticKnownError("union_tag_not_found", {"discriminator": "'name'"})
+        name = given["name"]
+        if not isinstance(name, str) or name not in self:
+            tags = {"discriminator": "'name'", "tag": str(name), "expected_tags": ", ".join(self)}
+            raise PydanticKnownError("union_tag_invalid", tags)
+        try:
+            return self[name].model_validate(given)
+        except ValidationError as error:
+            raise ValidationError.from_exception_data(name, [_below(name, dict(e)) for e in error.errors()]) from None
+
+    @property
+    def annotation(self) -> Any:
+        """The type of a setting that holds such a section, for pydantic."""
+        return Annotated[Any, PlainValidator(self.validate), self]
 
 
 def _below(name: str, problem: dict[str, Any]) -> InitErrorDetails:
@@ -121,27 +147,12 @@ def _below(name: str, problem: dict[str, Any]) -> InitErrorDetails:
     return InitErrorDetails(type=problem["type"], loc=where, input=problem["input"], ctx=problem.get("ctx", {}))
 
 
-class Sections(Mapping[str, type[MethodSection]]):
-    """The section of each method by its name. The user's own are found, too, but not listed."""
-
-    def __getitem__(self, name: str) -> type[MethodSection]:
-        if name not in KINDS and not is_own(name):
-            raise KeyError(name)
-        return section_of(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(KINDS)
-
-    def __len__(self) -> int:
-        return len(KINDS)
-
-
 SECTIONS = Sections()
 
 if TYPE_CHECKING:
     AnyMethod: TypeAlias = MethodSection
 else:
-    AnyMethod = Annotated[Any, PlainValidator(as_method), SECTIONS]
+    AnyMethod = SECTIONS.annotation
 """A section of any method, the user's own ones included."""
 
 
@@ -151,12 +162,12 @@ def section_of(name: str) -> type[MethodSection]:
     kind = kind_named(name)
     hints: Any = hints_of(kind)  # type: ignore[arg-type]
     settings: dict[str, Any] = {"name": (Literal[name], ...)}
-    settings |= {f.name: _setting(kind.__name__, f, hints[f.name]) for f in fields(kind) if f.name != "task"}
+    settings |= {f.name: _setting(kind, f, hints[f.name]) for f in fields(kind) if f.name != "task"}
     about = (kind.__doc__ or "").split("\n", 1)[0]
     return create_model(f"{kind.__name__}Section", __base__=MethodSection, __doc__=about, **settings)
 
 
-def _setting(owner: str, field: Field[Any], hint: Any) -> tuple[Any, Any]:
+def _setting(kind: type[Any], field: Field[Any], hint: Any) -> tuple[Any, Any]:
     """Return the type and the default of one field as pydantic takes them."""
     if hint is SGD:
         solver = solver_section(LOCAL if field.default is MISSING else field.default)
@@ -166,11 +177,12 @@ def _setting(owner: str, field: Field[Any], hint: Any) -> tuple[Any, Any]:
     if hint is Compressor:
         return CompressorSection, Setting(default_factory=lambda: CompressorSection(name="natural"))
     if hint is Algorithm:
-        return AnyMethod, Setting(default_factory=lambda: section_of("fedavg")(name="fedavg"))
+        inner = Sections(kind.takes) if hasattr(kind, "takes") else SECTIONS
+        return inner.annotation, Setting(default_factory=lambda: section_of("fedavg")(name="fedavg"))
     default = ... if field.default is MISSING else field.default
 
     def checked(value: Any) -> Any:
-        check_setting(owner, field.name, value, hint)
+        check_setting(kind.__name__, field.name, value, hint)
         return value
 
     return Annotated[_in_yaml(hint), AfterValidator(checked)], list(default) if isinstance(default, tuple) else default
