@@ -299,3 +299,12 @@ def test_federated_em_far_from_zero_is_right_about_a_centre_and_refuses_without(
             fit(FedEM(GaussianMixture(1, 1), made), federation, rounds=3)
     with pytest.raises(ValueError, match="FactorModel's centre is so far from column 0"):
         fit(FedEM(FactorModel(1, 1), FactorModel(1, 1, centre=(1.7e9,)).initial(keys.key(0))), federation, rounds=1)
+
+
+def test_names_of_bytes_are_text():
+    x, y = np.zeros((4, 2)), [b"sick", b"well"] * 2
+    federation = Federation.from_arrays([(x, y)], names=[b"Nice"], classes=[b"well", b"sick"], test=0.0)
+    assert [client.name for client in federation.clients] == ["Nice"]
+    assert federation.classes == ("well", "sick")
+    rng = np.random.default_rng(0)
+    assert FederatedGaussianMixture(1).fit({b"Nice": rng.normal(size=(9, 1))}).client_names_ == ["Nice"]

@@ -247,6 +247,15 @@ def one_or_many(shape: tuple[int, ...]) -> str:
     return f"one example ({inner}{',' * (len(shape) == 1)}) or a batch (n, {inner})"
 
 
+def as_text(name: object) -> str:
+    """Return a name as text, decoded if it came as bytes.
+
+    >>> as_text(b"Nice"), as_text(3)
+    ('Nice', '3')
+    """
+    return name.decode(errors="replace") if isinstance(name, bytes) else str(name)
+
+
 def in_chunks(array: Array, size: int = CHUNK) -> Iterator[Array]:
     """Split an array along its first axis into pieces of about `size` bytes, at least a row each.
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from archipel.data.arrays import Kind, Values
+from archipel.data.arrays import Kind, Values, as_text
 from archipel.data.client import Client, fingerprint
 from archipel.data.features import read_features
 from archipel.data.federation_folder import read_federation, write_federation
@@ -101,7 +101,7 @@ class Federation:
         check_fractions(test, validation)
         if seed < 0:
             raise ValueError(f"seed is {seed}; it is a whole number, 0 or more.")
-        names = [f"client-{i}" for i in range(len(arrays))] if names is None else [str(given) for given in names]
+        names = [f"client-{i}" for i in range(len(arrays))] if names is None else [as_text(given) for given in names]
         if len(names) != len(arrays):
             raise ValueError(f"names has {len(names)} entries for {len(arrays)} clients; give one each.")
         if not names:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from archipel.data.arrays import Array, Values, as_array, as_numbers
+from archipel.data.arrays import Array, Values, as_array, as_numbers, as_text
 from archipel.data.features import as_stored
 
 
@@ -56,7 +56,7 @@ def read_labels(
         known = tuple(map(str, found))
         refuse_twins(known)
     else:
-        known = tuple(str(label) for label in classes)
+        known = tuple(map(as_text, classes))
         if len(set(known)) != len(known):
             raise ValueError(f"classes names a class twice: {', '.join(known)}.")
         refuse_twins(known)

@@ -13,7 +13,7 @@ from sklearn.utils.validation import check_array, validate_data
 from torch import Tensor
 
 from archipel.core.trees import Tree
-from archipel.data.arrays import unmasked
+from archipel.data.arrays import as_text, unmasked
 from archipel.data.client import Client
 from archipel.data.federation import Federation
 from archipel.data.inputs import Inputs
@@ -56,7 +56,7 @@ def by_name(parts: Mapping[Any, Any]) -> dict[str, Any]:
     Raises:
         ValueError: two names that are written alike, 1 and "1".
     """
-    named = {str(name): part for name, part in parts.items()}
+    named = {as_text(name): part for name, part in parts.items()}
     if len(named) < len(parts):
         raise ValueError(f"Clients need names that differ as strings; given are {', '.join(map(repr, parts))}.")
     return named

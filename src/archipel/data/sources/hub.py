@@ -6,7 +6,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from archipel.data.arrays import Array, Kind, as_array
+from archipel.data.arrays import Array, Kind, as_array, as_text
 from archipel.data.features import as_stored
 from archipel.data.labels import read_labels
 from archipel.data.sources.folders import pooled, read_array
@@ -70,7 +70,7 @@ def from_hub(
         for rows in _batches(part):
             xs.append(_inputs(rows, wanted, kind))
             labels.append(np.asarray(rows[label]))
-            owners += [str(owner) for owner in rows[client]] if client else [part_name] * len(labels[-1])
+            owners += [as_text(owner) for owner in rows[client]] if client else [part_name] * len(labels[-1])
     names = list(dict.fromkeys(owners)) if client is None else sorted(set(owners), key=_natural)
     codes = np.array([{owner: i for i, owner in enumerate(names)}[owner] for owner in owners], np.int64)
     feature = (getattr(parts[0][1], "features", None) or {}).get(label)
