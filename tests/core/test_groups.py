@@ -80,9 +80,9 @@ def test_names_and_numbers_mean_the_same(uneven):
         ([[0, 1, 2, 3], []], "none may be empty"),
         ([[0, 1, 2, 4]], r"groups names 4; the clients are a, b, c, d, or 0 to 3"),
         ([["a", "b", "e", "d"]], r"groups names 'e'; the clients are a, b"),
-        ([0, 1, 2, 3], r"groups is a list of lists of clients"),
-        ("abcd", r"groups is a list of lists of clients"),
-        (3, r"groups is a list of lists of clients.*given 3"),
+        ([0, 1, 2, 3], r"groups must be a list of lists of clients"),
+        ("abcd", r"groups must be a list of lists of clients"),
+        (3, r"groups must be a list of lists of clients.*given 3"),
     ],
 )
 def test_what_does_not_share_out_the_clients_is_refused(groups, message):

@@ -234,7 +234,7 @@ def test_a_step_that_cannot_be_sent_runs_here_and_says_so(uneven, caplog):
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize(
     ("what", "told"),
-    [("kill", "was killed by SIGKILL, perhaps for want of memory"), ("leave", "ended with exit code 3")],
+    [("kill", "was killed by SIGKILL, perhaps because memory is short"), ("leave", "ended with exit code 3")],
 )
 def test_a_worker_that_ends_costs_nothing_but_time(uneven, tmp_path, caplog, kernel, what, told):
     run = partial(fit, Perilous(tmp_path, what), uneven, rounds=3)
@@ -243,7 +243,7 @@ def test_a_worker_that_ends_costs_nothing_but_time(uneven, tmp_path, caplog, ker
     lines = [message for message in caplog.messages if "worker process" in message]
     assert len(lines) == 1
     assert lines[0].startswith(f"A worker process {told} at Perilous.step for client-")
-    assert lines[0].endswith("; another one does it again.")
+    assert lines[0].endswith("; another one runs it again.")
 
 
 def test_a_worker_that_is_killed_from_outside_is_replaced(uneven, caplog):
@@ -265,7 +265,7 @@ def test_a_worker_that_is_killed_from_outside_is_replaced(uneven, caplog):
 
 
 def test_a_client_that_ends_every_worker_ends_the_run_and_is_named(uneven, tmp_path):
-    message = r"3 worker processes in a row were lost at Perilous.step for client-2; .*SIGKILL.*take fewer workers"
+    message = r"3 worker processes in a row were lost at Perilous.step for client-2; .*SIGKILL.*use fewer workers"
     with pytest.raises(RuntimeError, match=message):
         fit(Perilous(tmp_path, times=9), uneven, rounds=2, setting=Setting(engine=Processes, workers=2))
     assert len(list(tmp_path.iterdir())) == 3

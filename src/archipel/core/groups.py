@@ -12,11 +12,11 @@ Groups = Sequence[Sequence[int | str]]
 
 
 def numbered(groups: Groups, names: Sequence[str]) -> tuple[Tensor, ...]:
-    """The clients' numbers in every group, in rising order.
+    """Return the clients' numbers in every group, in rising order.
 
     Args:
         groups: names of clients, or numbers from 0; every client in exactly one group.
-        names: all clients'.
+        names: of all clients.
 
     Raises:
         ValueError: an unknown client, an empty group, or a client in no group or in several.
@@ -25,7 +25,9 @@ def numbered(groups: Groups, names: Sequence[str]) -> tuple[Tensor, ...]:
     (tensor([1, 2]), tensor([0]))
     """
     if not isinstance(groups, list | tuple) or not all(isinstance(group, list | tuple) for group in groups):
-        raise ValueError(f"groups is a list of lists of clients, as [['client-0', 'client-1'], …]; given {groups!r}.")
+        raise ValueError(
+            f"groups must be a list of lists of clients, such as [['client-0', 'client-1'], …]; given {groups!r}."
+        )
     found = [[_number(client, names) for client in group] for group in groups]
     if sorted(client for group in found for client in group) != list(range(len(names))) or not all(found):
         raise ValueError(

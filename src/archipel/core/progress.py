@@ -1,4 +1,4 @@
-"""What a run shows while it works: rounds, loss, rate and time left."""
+"""Progress of a run: rounds, loss, rate and time left."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger("archipel")
 
 
 class RoundBar:
-    """A progress bar over rounds, on the error stream; where that isn't a terminal, a line an evaluation."""
+    """A progress bar over rounds on the error stream; a log line for each evaluation if that is not a terminal."""
 
     def __init__(self, title: str, rounds: int, done: int, console: Console | None = None) -> None:
         self._progress = Progress(
@@ -40,17 +40,17 @@ class RoundBar:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._shown:  # stopping prints a line, even where nothing was shown
+        if self._shown:  # stopping prints a line, even if nothing was shown
             self._progress.stop()
 
     def update(self, record: dict[str, Any]) -> None:
-        """Moves on by one round."""
+        """Advance by one round."""
         note = " ".join(f"{name} {record[name]:.3f}" for name in ("loss",) if name in record)
         for name, value in record.get("metrics", {}).items():
             if name.startswith("system"):
                 note += f" {name.replace('_', ' ')} {value:.3f}"
         if not self._shown and "metrics" in record:
-            log.info("round %d of %d: %s", record["round"], self._rounds, note)  # in a log file, too, something moves
+            log.info("round %d of %d: %s", record["round"], self._rounds, note)  # so that a log file shows progress
         rate = 1 / record["seconds"] if record["seconds"] else 0.0
         shown = f"{rate:.1f} rounds/s" if rate >= 1 else f"{record['seconds']:.1f} s/round"
         self._progress.update(self._task, advance=1, rate=shown, note=note)

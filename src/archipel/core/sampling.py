@@ -1,4 +1,4 @@
-"""Cohorts: who takes part in a round."""
+"""Cohorts: which clients take part in a round."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class Cohort(Protocol):
     """Chooses a round's clients by key."""
 
     def draw(self, sizes: Tensor, key: Tensor) -> Tensor:
-        """``(k,)`` ids in rising order, of clients that hold ``sizes`` training examples."""
+        """Return ``(k,)`` ids in rising order, of clients that hold ``sizes`` training examples."""
 
 
 @dataclass(frozen=True)
 class Full:
-    """Everybody, every round.
+    """All clients, in every round.
 
     >>> Full().draw(torch.tensor([5, 5, 5]), keys.key(0))
     tensor([0, 1, 2])
@@ -35,11 +35,11 @@ class Sample:
     """A fixed number or fraction of the clients, without replacement.
 
     With ``weighted`` the clients are drawn one after another with probabilities proportional to the examples they hold
-    (by the k largest of log n_i + Gumbel noise); then average the replies uniformly, or size counts twice.
+    (the k largest of log n_i + Gumbel noise). Average the replies uniformly then: otherwise size counts twice.
 
     Args:
-        fraction: of all clients, in (0, 1], rounded, at least one; give this or
-        count: the number of clients.
+        fraction: of all clients, in (0, 1], rounded, at least one client.
+        count: the number of clients. Exactly one of fraction and count must be given.
         weighted: by examples instead of uniformly.
 
     Raises:
@@ -56,7 +56,7 @@ class Sample:
     def __post_init__(self) -> None:
         if (self.fraction is None) == (self.count is None):
             raise ValueError(
-                f"Sample takes fraction or count, one of them; given fraction={self.fraction} and count={self.count}."
+                f"Sample takes exactly one of fraction and count; given fraction={self.fraction}, count={self.count}."
             )
         if self.fraction is not None and not 0 < self.fraction <= 1:
             raise ValueError(f"Sample's fraction must lie in (0, 1]; given {self.fraction}.")
@@ -77,10 +77,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class Bernoulli:
-    """Every client takes part with probability p, whoever else does: the cohort's size varies, and it can be empty.
+    """Each client takes part with probability p, independently: the cohort's size varies, and it can be empty.
 
-    A round that nobody takes part in is a round: a method that can move without replies does (FedEM), and with any
-    other the server keeps its state and the run goes on.
+    A round without clients counts as a round. Methods that update without replies do so (FedEM); with all others the
+    server keeps its state.
 
     Args:
         p: in (0, 1].

@@ -1,4 +1,4 @@
-"""Which engine carries the steps: given by hand, or chosen for each step from what it is made of."""
+"""Which engine runs the steps: chosen by the user, or for each step by the size of its operations."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _cores() -> int:
 
 
 def _one_by_one(algorithm: Algorithm, federation: Federation, setting: Setting) -> str:
-    """Why clients can't, or shouldn't, be batched; empty if they may."""
+    """Return why clients cannot, or should not, be batched; empty if they can be."""
     found = list(find_modules(algorithm))
     if any(isinstance(m, BatchNormBase | nn.RNNBase) for m in found):
         return "BatchNorm or recurrent layers"
@@ -89,12 +89,12 @@ def _one_by_one(algorithm: Algorithm, federation: Federation, setting: Setting) 
 
 
 class Auto:
-    """Carries each step out by the engine that suits it: in batches, or one client after another on threads.
+    """Runs each step by the engine that suits it: in batches, or one client after another on threads.
 
-    The first time a step runs, the smallest client does it once under a counter of operations. Where the largest matrix
-    product is small, calling operations takes most of the time, and batches share that; where it is large (see
-    :mod:`archipel.engines.operation_counter`), threads take clients one by one. Work is counted, not timed, so that the
-    same run chooses the same on every machine and in every repetition.
+    Before a step runs for the first time, the smallest client runs it once under an operation counter. If the largest
+    matrix product is small, most of the time goes into calling operations, which batches share; if it is large (see
+    :mod:`archipel.engines.operation_counter`), threads run clients one by one. Operations are counted, not timed,
+    so that the choice is the same on every machine and in every repetition.
 
     Args:
         algorithm: whose steps are run.

@@ -38,17 +38,17 @@ from archipel.engines.threads import Threads
 from archipel.states.table import States, consecutive
 
 CACHE = 16 * 2**20
-"""Bytes of a processor's cache that a chunk's stacked parameters, gradients and states may take by default."""
+"""Bytes of processor cache for a chunk's stacked parameters, gradients and states, by default."""
 FEWEST, MOST = 8, 256
-"""Bounds of a chunk: below, calling operations costs more than the cache gives; above, nothing is gained any more."""
+"""Bounds of a chunk: below, calling operations costs more than the cache saves; above, nothing is gained."""
 
 
 class Batched:
     """Runs a step for a chunk of clients as one batched computation.
 
-    Clients of different sizes are padded and masked; client states are rows of one table. The first time a step runs,
-    two clients, the smallest and the largest, are done both ways: if batching fails, is emulated one by one, or
-    differs, the loop takes over for good and one line says why.
+    Clients of different sizes are padded and masked; client states are rows of one table. Before a step runs for the
+    first time, the smallest and the largest client run it both ways. If batching fails, is emulated one by one, or
+    gives another result, the loop runs all further steps, and one line of the log says why.
 
     Args:
         algorithm: whose steps are run.
@@ -99,7 +99,7 @@ class Batched:
         def one(step: Step, chunk: Tensor) -> Done:
             return self.one(step, message, chunk, key, training)
 
-        # Small operations would only wait for one another's turn at the interpreter.
+        # Threads with small operations would only wait for the interpreter.
         large = self._largest[step_name(step)] * self._chunk(step, message) >= LARGE
         threaded = large and self.workers > 1 and len(chunks) > 1
         form = SameForm(step)
@@ -111,13 +111,13 @@ class Batched:
                 yield from self.loop.run(step, message, outcome.ids, key, training=training)
 
     def ready(self, step: Step, message: Tree, key: Tensor, training: bool) -> bool:
-        """Whether the step can be batched; the first time this is tried."""
+        """Return whether the step can be batched; try it the first time."""
         if not self._fallen_back and (step_name(step), training) not in self._probed:
             return self._probe(step, message, self._extremes(), key, training)
         return not self._fallen_back
 
     def split(self, step: Step, message: Tree, ids: Sequence[int]) -> Sequence[Tensor]:
-        """The clients in chunks."""
+        """Divide the clients into chunks."""
         chunks: Sequence[Tensor] = torch.tensor(list(ids), dtype=torch.int64).split(self._chunk(step, message))
         return chunks if ids else ()
 
@@ -133,7 +133,7 @@ class Batched:
             return {}, Outcome.failed(ids.tolist(), error)
 
     def gather(self) -> None:
-        """Puts all clients' data end to end, for processes that are forked off to have them so."""
+        """Concatenate all clients' data, before processes are forked that need them so."""
         if not self._fallen_back:
             for part in ("train", "validation", "test"):
                 self._table(part)
@@ -147,17 +147,17 @@ class Batched:
         return outcome
 
     def _chunk(self, step: Step, message: Tree) -> int:
-        """How many clients at once: a client's part is what it starts from, and as much again to come back."""
+        """Return the clients in a chunk: each needs what it starts from, and as much again for its results."""
         if self.chunk is None:
             part = sum(nbytes(leaf) for leaf in leaves(message) if isinstance(leaf, Tensor)) + self.states.bytes
             self._chunks[step_name(step)] = max(FEWEST, min(MOST, CACHE // max(1, 2 * part)))
         return self.chunk or self._chunks[step_name(step)]
 
     def compute(self, step: Step, message: Tree, ids: Tensor, key: Tensor, training: bool) -> tuple[Tree, Tree]:
-        """The step's own result for a chunk: new states, and replies as they were packed, stacked."""
+        """Return the step's own result for a chunk, stacked: new states, and replies as they were packed."""
         dims = tree_map(lambda leaf: 0 if isinstance(leaf, PerClient) else None, message)
         sent = tree_map(lambda leaf: leaf.row(ids) if isinstance(leaf, PerClient) else leaf, message)
-        # States are copies, always: a reply, or another entry of the new state, may be an entry of the old one.
+        # States are always copies: a reply, or another entry of the new state, may be an entry of the old state.
         states, own = self.setting.to_device(self.states.read(ids)), self.setting.to_device(keys.fold(key, ids))
         sent, data = self.setting.to_device(sent), self._data(ids, training)
         inputs = Inputs(step, sent, data)
@@ -173,7 +173,7 @@ class Batched:
             self.states.write(ids if everyone else ids[kept], states if everyone else row(states, kept))
 
     def _extremes(self) -> Tensor:
-        """The smallest client and the largest, among all: padding harms the smallest most, whoever is in the cohort."""
+        """Return the smallest and the largest of all clients: padding harms the smallest most."""
         by_size = sorted(range(len(self._counts)), key=self._counts.__getitem__)
         return torch.tensor(sorted({by_size[0], by_size[-1]}))
 
@@ -215,7 +215,7 @@ class Batched:
         return ClientData(**{name: table.rows(ids) for name, table in tables.items() if table is not None})
 
     def _table(self, part: str) -> _Rows | None:
-        """Every client's columns of one part; ``None`` where nobody has any."""
+        """Return every client's columns of one part; ``None`` if no client has any."""
         if part not in self._tables:
             columns = [getattr(client, part) for client in self.federation.clients]
             present = any(c is not None and len(c["x"]) for c in columns)
@@ -225,12 +225,12 @@ class Batched:
 
 @dataclass(frozen=True)
 class _Rows:
-    """One part of every client's data, end to end.
+    """One part of every client's data, concatenated.
 
     Args:
         columns: ``(n, …)`` each, n the examples of all clients.
-        counts: ``(m,)`` how many each client has.
-        starts: ``(m,)`` where they begin.
+        counts: ``(m,)`` number of examples of each client.
+        starts: ``(m,)`` row of each client's first example.
         longest: N, to which clients are padded.
     """
 
@@ -249,7 +249,7 @@ class _Rows:
         return cls(joined, counts, counts.cumsum(0) - counts, int(counts.max()))
 
     def rows(self, ids: Tensor) -> Examples:
-        """These clients' examples, ``(k, N, …)``: lying as they are where that is a view, else windows."""
+        """Return these clients' examples, ``(k, N, …)``: a view if that is possible, else row windows."""
         which, counts = consecutive(ids), self.counts[ids]
         device = next(iter(self.columns.values())).device
         held: dict[str, Tensor | RowWindow]
@@ -262,7 +262,7 @@ class _Rows:
 
 
 def _stacked(data: ClientData) -> ClientData:
-    """Along which dimension clients are stacked: the first, but in the tables that all look at."""
+    """Return the dimension along which clients are stacked: the first, except in tables that all clients share."""
 
     def dims(node: Tensor | RowWindow) -> Any:
         return RowWindow(None, 0, 0, node.length) if isinstance(node, RowWindow) else 0  # type: ignore[arg-type]
@@ -272,10 +272,10 @@ def _stacked(data: ClientData) -> ClientData:
 
 
 def _largest_gap(one: Tree, other: Tree) -> float:
-    """The largest difference of two trees, in units of each leaf's largest value; NaN equals NaN and nothing else.
+    """Return the largest difference of two trees, relative to each leaf's largest value; NaN equals NaN alone.
 
-    Of a compressed leaf the largest but for one entry in a hundred: where an entry lies at the edge of two levels, a
-    rounding of the model sends it to one or the other, as a draw might have.
+    In a compressed leaf one entry in a hundred is ignored: an entry at the edge of two levels goes to one or the other
+    by the rounding of the model.
     """
     pairs = zip(_whole_leaves(one), _whole_leaves(other), strict=True)
     gaps = [_gap(a, b) for a, b in pairs if not isinstance(a, Tensor) or a.numel()]

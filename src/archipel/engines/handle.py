@@ -1,4 +1,4 @@
-"""The door between server and clients: what an algorithm's ``round`` holds as ``clients``."""
+"""The handle on clients that an algorithm's ``round`` receives as ``clients``."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ OnError = Literal["stop", "drop"]
 
 @dataclass
 class Ledger:
-    """What passed the door in a round.
+    """What was sent in a round, and who was dropped.
 
     A client keeps what it was sent until the round ends: a tensor that is broadcast again in the same round, by another
-    step or to more clients, is counted only for those who haven't got it. FedSPM's M-step starts from the parameters
-    that its E-step has sent, and pays for the table of totals alone.
+    step or to more clients, is counted only for clients that do not have it yet. FedSPM's M-step starts from the
+    parameters that its E-step has sent, so that only the table of totals is counted.
 
     Args:
         uplink: bytes from clients to the server.
         downlink: bytes from the server to clients.
-        dropped: why each client that was dropped was, by id.
-        held: the tensors that were broadcast, by identity and version, each with the clients who got it. The tensor
+        dropped: the reason for each dropped client, by id.
+        held: the tensors that were broadcast, by identity and version, each with the clients that have it. The tensor
             itself is kept so that its identity is not given to another one in the same round.
         largest: the largest absolute value in a usable reply, and the client that sent it.
     """
@@ -57,7 +57,7 @@ class Ledger:
                 self.largest = value, client
 
     def send(self, message: Tree, clients: Sequence[int]) -> None:
-        """Counts a message to these clients: its rows for each, and of what is broadcast that which is new to them."""
+        """Count a message to these clients: the rows of each, and the broadcast tensors that are new to them."""
         for leaf in leaves(message):
             if isinstance(leaf, PerClient):
                 self.downlink += len(clients) * sum(nbytes(table[0]) for table in leaves(leaf.table))
@@ -75,14 +75,14 @@ class Handle:
 
     Args:
         carrier: runs the steps.
-        ids: ``(k,)`` who takes part.
+        ids: ``(k,)`` the clients that take part.
         sizes: ``(m,)`` training examples held.
         round: from 0.
         rounds: of the whole run.
-        ledger: where traffic and drops are written.
+        ledger: records traffic and drops.
         answers: ``(round, client) → bool``, whether a client's reply arrives; for simulating failures.
-        edges: the clients of each group, ``(m_e,)`` in rising order; none: there are no groups.
-        enrolled: whom ``everyone`` means, in rising order; ``None``: all.
+        edges: the clients of each group, ``(m_e,)`` in rising order; empty if there are no groups.
+        enrolled: the clients of ``everyone``, in rising order; ``None``: all.
         names: the clients', for messages.
         on_error: whether an exception of a client's step stops the run, or drops the client from the round.
     """
@@ -173,7 +173,7 @@ class Handle:
     def _weights(self, ids: Sequence[int] | Tensor, weights: Weights) -> NDArray[np.int64]:
         if weights not in ("examples", "uniform"):
             raise ValueError(f"weights must be 'examples' or 'uniform'; given {weights!r}.")
-        # By NumPy: the loop asks for one client at a time, which costs torch several times as much.
+        # By NumPy: the loop asks for one client at a time, which takes torch several times as long.
         places = np.asarray(ids)
         return np.ones_like(places) if weights == "uniform" else self.sizes.numpy()[places]
 
@@ -213,7 +213,7 @@ def _last_line(error: Exception) -> str:
 
 
 def _usable(outcome: Outcome) -> tuple[Sequence[int], Tree]:
-    """The ids and the replies of those whose replies can be used."""
+    """Return the ids and the replies of clients whose replies can be used."""
     kept = outcome.usable.tolist()
     if all(kept):
         return outcome.ids, outcome.replies

@@ -1,4 +1,4 @@
-"""The loop: one client after another, or several at once on threads; the same bits either way."""
+"""The loop: one client after another, or several at once on threads, with the same bits."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from archipel.engines.threads import Threads
 from archipel.states.table import States
 
 Done = tuple[Tree, Outcome]
-"""A client's new state, and its outcome."""
+"""A client's new state and its outcome."""
 
 
 class Loop:
-    """Runs each client's step by itself.
+    """Runs each client's step separately.
 
-    Threads serve models whose operations are large (convolutions).
+    Threads pay for models with large operations (convolutions).
 
     Args:
         algorithm: whose steps are run.
@@ -59,7 +59,7 @@ class Loop:
     def run(self, step: Step, message: Tree, ids: Sequence[int], key: Tensor, *, training: bool) -> Iterator[Outcome]:
         rest, message, form = list(ids), self.setting.to_device(decoded(message)), SameForm(step)
         if self.workers > 1 and rest and step_name(step) not in self._seen:
-            # The first client runs alone, to see whether the model draws by the generator that threads would share.
+            # The first client runs alone, to find out whether the model draws by torch's shared generator.
             self._seen.add(step_name(step))
             before = torch.random.get_rng_state()
             done = self.one(step, message, rest[0], key, training)
@@ -73,7 +73,7 @@ class Loop:
                 yield self.keep(done, training, form)
                 rest = rest[1:]
         if self.workers == 1:
-            # All clients' keys at once, in a tenth of the time.
+            # All clients' keys at once take a tenth of the time.
             each = keys.fold(key, torch.tensor(rest, dtype=torch.int64, device="cpu"), "torch")
             with keys.torch_generator(key):
                 for client, own in zip(rest, each.tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""How large a step's operations are: what decides whether it is worth batching, or threads."""
+"""The size of a step's operations decides whether batching or threads pay."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from torch.utils.flop_counter import flop_registry
 from archipel.core.torch_internals import OperationMode, operation_packet
 
 LARGE = 1.6e7
-"""Floating-point operations of a matrix product or convolution that takes many times as long as calling it: from here
-on batching over clients gains nothing, and threads, which the interpreter lets run only inside operations, pay."""
+"""Floating-point operations from which a matrix product or convolution takes many times as long as calling it.
+
+Then batching over clients gains nothing, and threads pay: the interpreter lets them run only inside operations."""
 
 
 class OperationCounter(OperationMode):

@@ -1,4 +1,4 @@
-"""Threads that carry steps out: results in order, the same bits for any number of them."""
+"""Threads that run steps: results in order, with the same bits for any number of threads."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Result = TypeVar("Result")
 class Threads:
     """A pool of threads, each with one intra-op thread and a copy of the algorithm.
 
-    They serve operations that are large: torch lets go of the interpreter inside them. A module can't be called
-    functionally by two threads at a time, so that each has its own.
+    They pay for large operations, in which torch releases the interpreter. Two threads cannot call one module
+    functionally at the same time, so that each thread has its own.
 
     Args:
         algorithm: whose steps are run.
-        workers: how many.
+        workers: number of threads.
     """
 
     def __init__(self, algorithm: Algorithm, workers: int) -> None:
@@ -34,10 +34,10 @@ class Threads:
         self._pool: ThreadPoolExecutor | None = None
 
     def map(self, function: Callable[[Step, Task], Result], step: Step, tasks: Iterable[Task]) -> Iterator[Result]:
-        """``function(step, task)`` for each task, in order; the step is each thread's own."""
+        """Yield ``function(step, task)`` for each task, in order; each thread has its own copy of the step."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self.workers, "archipel", torch.set_num_threads, (1,))
-        # At most two tasks a worker are under way, so that results waiting for their turn don't pile up.
+        # At most two tasks a worker are in progress, so that results that wait for their turn do not pile up.
         waiting: deque[Future[Result]] = deque()
         try:
             for task in tasks:
@@ -53,7 +53,7 @@ class Threads:
     def _run(self, function: Callable[[Step, Task], Result], step: Step, task: Task) -> Result:
         if not hasattr(self._local, "algorithm"):
             self._local.algorithm = copy.deepcopy(self.algorithm)
-        # A step is a method of the algorithm, or of an object that holds it: the copy takes the original's place.
+        # A step is a method of the algorithm, or of an object that holds it: the copy replaces the original.
         return function(copy.deepcopy(step, {id(self.algorithm): self._local.algorithm}), task)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""The wire: each step in a spawned process, every message, state and reply turned into bytes on the way.
+"""The wire: each step runs in a spawned process, and every message, state and reply is sent as bytes.
 
-It exists for tests: what passes here can go on a network, because nothing but bytes and the algorithm's own code is on
-the other side.
+It exists for tests: what runs here can run over a network, because the other side has only bytes and the algorithm's
+own code.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from archipel.states.table import States
 
 
 class _Pickler(pickle.Pickler):
-    """Sends the algorithm by name, not by value: it is installed at both ends."""
+    """Sends the algorithm by name, not by value: both ends have it."""
 
     def __init__(self, file: io.BytesIO, algorithm: Algorithm) -> None:
         super().__init__(file)
@@ -133,7 +133,7 @@ class Wire:
 
 
 def _serve(connection: Connection) -> None:
-    """The other side: holds the algorithm and the data, answers until the connection closes."""
+    """Run steps on the other side, which holds the algorithm and the data, until the connection closes."""
     torch.set_num_threads(1)
     algorithm = pickle.loads(connection.recv_bytes())
     stores: list[dict[str, Examples]] = []

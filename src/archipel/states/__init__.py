@@ -1,1 +1,1 @@
-"""The clients' states: one table, in memory or on disk, and checkpoints of it."""
+"""The clients' states: one table, in memory or on disk, and checkpoints."""

@@ -1,4 +1,4 @@
-"""Trees as bytes, for wires and for checkpoints: safetensors under names with slashes."""
+"""Trees as bytes, for networks and checkpoints: safetensors whose names have slashes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from archipel.core.trees import Compressed, Tree, flatten, map_named, unflatten
 
 
 def encode(tree: Tree) -> bytes:
-    """A tree as safetensors bytes; only tensors and names cross, never code.
+    """Encode a tree as safetensors bytes, which hold tensors and names, never code.
 
-    Of a compressed leaf its packed tensors cross, and in the header the compressor's name and fields.
+    A compressed leaf is sent as its packed tensors; the header has the compressor's name and fields.
 
     Raises:
-        ValueError: a compressed leaf whose compressor the other end wouldn't know.
+        ValueError: a compressed leaf of an unregistered compressor.
 
     >>> import torch
     >>> tree = {"a": {"b": torch.arange(3)}, "c": torch.tensor(1.5, dtype=torch.float64)}
@@ -28,7 +28,7 @@ def encode(tree: Tree) -> bytes:
     """
     compressed: dict[str, Any] = {}
     plain = map_named(lambda path, leaf: _opened(path, leaf, compressed), tree)
-    # Views are copied out: safetensors refuses tensors that share memory.
+    # Copies: safetensors refuses tensors that share memory.
     named = {
         name: t.detach().to("cpu").clone(memory_format=torch.contiguous_format) for name, t in flatten(plain).items()
     }
@@ -36,8 +36,8 @@ def encode(tree: Tree) -> bytes:
 
 
 def decode(data: bytes) -> Tree:
-    """The inverse of :func:`encode`."""
-    # safetensors sorts by name. Sums over leaves (norms) round by their order, so a tree must come back in its own.
+    """Decode what :func:`encode` made."""
+    # safetensors sorts by name. Sums over leaves (norms) are rounded in their order, so the original order is restored.
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
     named = safetensors.torch.load(data)
     tree = unflatten({name: named[name] for name in json.loads(header["order"])})
@@ -47,14 +47,14 @@ def decode(data: bytes) -> Tree:
 
 
 def _opened(path: str, leaf: Any, compressed: dict[str, Any]) -> Any:
-    """A compressed leaf's packed tensors, and a note of what they are."""
+    """Return a compressed leaf's packed tensors, and note how they were made."""
     if not isinstance(leaf, Compressed):
         return leaf
     name = type(leaf.coding).__name__
     if COMPRESSORS.get(name) is not type(leaf.coding):
         raise ValueError(
-            f"The other end of the wire wouldn't know the compressor {name}. Put it into "
-            f"archipel.compress.COMPRESSORS under its name, at both ends; there are {', '.join(COMPRESSORS)}."
+            f"The receiver does not know the compressor {name}. Register it in archipel.compress.COMPRESSORS "
+            f"under its name, at both ends; there are {', '.join(COMPRESSORS)}."
         )
     dtype = str(leaf.dtype).removeprefix("torch.")
     compressed[path] = {"name": name, "fields": dict(vars(leaf.coding)), "shape": leaf.shape, "dtype": dtype}
@@ -62,7 +62,7 @@ def _opened(path: str, leaf: Any, compressed: dict[str, Any]) -> Any:
 
 
 def _closed(tree: Tree, path: list[str], about: dict[str, Any]) -> Tree:
-    """The tree with the compressed leaf put together again at the path."""
+    """Return the tree with the compressed leaf restored at the path."""
     if path:
         return tree | {path[0]: _closed(tree[path[0]], path[1:], about)}
     coding = COMPRESSORS[about["name"]](**about["fields"])

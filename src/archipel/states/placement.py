@@ -1,4 +1,4 @@
-"""Where client states are kept: in memory as long as they fit well, else on disk."""
+"""Where client states are kept: in memory if they fit well, else on disk."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ log = logging.getLogger("archipel")
 
 
 def store_in(where: Placement, folder: Path | None = None) -> Store:
-    """What makes room for client states.
+    """Return the store that allocates client states.
 
     Args:
         where: ``"memory"``; ``"disk"``; or ``"auto"``: on disk where the table would take more than half of the memory
             that is available when it is made.
-        folder: on which disk; default: where large temporary files go.
+        folder: on the disk to use; default: the folder for large temporary files.
 
     Raises:
-        ValueError: another place.
+        ValueError: another value.
     """
     if where not in get_args(Placement):
         raise ValueError(f"states must be one of {', '.join(map(repr, get_args(Placement)))}; given {where!r}.")
@@ -41,13 +41,13 @@ def store_in(where: Placement, folder: Path | None = None) -> Store:
 
 
 def available_memory(root: Path = Path("/")) -> int | None:
-    """Bytes that may still be taken: of the machine's memory, and of what its control groups allow this process.
+    """Return the bytes of memory that this process can still take, by the machine and by its control groups.
 
     Args:
-        root: of the file system.
+        root: the root of the file system.
 
     Returns:
-        The least of all that is known; ``None`` where the system doesn't tell.
+        The smallest known limit; ``None`` if the system provides none.
     """
     return min([*_machine(root / "proc/meminfo"), *_groups(root)], default=None)
 
@@ -59,7 +59,7 @@ def _machine(path: Path) -> Iterator[int]:
 
 
 def _groups(root: Path) -> Iterator[int]:
-    """What is left in each control group that the process is in, of version 2 or of version 1."""
+    """Yield the remaining bytes of each control group of the process, version 2 or 1."""
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         if not controllers:
@@ -71,11 +71,11 @@ def _groups(root: Path) -> Iterator[int]:
             continue
         top = root / "sys/fs/cgroup" / mount
         group = top / path.strip("/")
-        # A limit of a group above binds too. Inside a container the path may be one of outside, and not be there.
+        # Limits of parent groups apply as well. In a container the path may be the host's, and not exist.
         for place in [group, *(above for above in group.parents if above.is_relative_to(top))]:
             most, taken = _number(place / limit), _number(place / usage)
             if most is not None and taken is not None:
-                # What was read from files is given up as soon as memory is short.
+                # The kernel frees cached file pages when memory is short.
                 spare = sum(int(line.split()[1]) for line in _lines(place / "memory.stat") if line.split()[0] == cached)
                 yield max(0, most - taken + spare)
 

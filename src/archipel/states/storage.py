@@ -1,4 +1,4 @@
-"""Columns of the table of client states: one leaf of everybody's, in memory or in a file."""
+"""Columns of the table of client states: one leaf of every client's state, in memory or in a file."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ import torch
 from torch import Tensor
 
 Rows = Tensor | slice
-"""Which rows: an index ``(k,)`` int64, or a slice where they are consecutive."""
+"""Rows as an index ``(k,)`` int64, or as a slice if they are consecutive."""
 Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 PIECE = 1 << 24
-"""Bytes that are in memory at a time while a column is copied."""
+"""Bytes in memory at a time while a column is copied."""
 UNSUPPORTED = (EXDEV, EINVAL, ENOSYS, EOPNOTSUPP, EPERM)
-"""Errors by which a system says that it doesn't do this here, and not that it failed."""
+"""errno values for 'unsupported here'."""
 
 
 class Column(Protocol):
-    """One leaf of every client's state: a row a client, or an example for leaves that are :class:`PerExample`."""
+    """One leaf of every client's state: a row for each client, or for each example of :class:`PerExample` leaves."""
 
     def read(self, rows: Rows) -> Tensor:
-        """These rows, in memory of their own."""
+        """Return a copy of these rows."""
 
     def write(self, rows: Rows, values: Tensor) -> None:
-        """Replaces these rows."""
+        """Replace these rows."""
 
 
 Store = Callable[[Shapes], dict[str, Column]]
-"""Makes room for columns of these shapes, all zero."""
+"""Allocates columns of these shapes, all zero."""
 
 
 @dataclass(frozen=True)
@@ -53,25 +53,25 @@ class MemoryColumn:
 
 
 class OpenFile:
-    """An open file, closed when nobody holds it any more.
+    """An open file, which is closed when the object is deleted.
 
     Args:
-        descriptor: the system's number of it.
+        descriptor: its file descriptor.
     """
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        close(self.descriptor)  # given above, for when the interpreter ends it may have forgotten what os is
+        close(self.descriptor)  # bound above: at the interpreter's exit the module os may be gone
 
 
 @dataclass(frozen=True)
 class FileColumn:
-    """A column in a file. It is read and written by position, not mapped, so that its pages aren't the process's own.
+    """A column in a file, read and written by position. Pages of a mapped file would count as the process's memory.
 
     Args:
-        file: open as long as its columns are.
+        file: stays open while the column exists.
         start: where the column begins, in bytes.
         shape: of a row.
         dtype: of the values.
@@ -94,7 +94,7 @@ class FileColumn:
             while done < len(piece):
                 count = os.preadv(self.file.descriptor, [piece[done:]], offset + done)
                 if not count:
-                    raise OSError("The file of client states is shorter than it was made: was it changed meanwhile?")
+                    raise OSError("The file of client states ends too early: another program has changed it.")
                 done += count
         return values
 
@@ -106,7 +106,7 @@ class FileColumn:
                 done += os.pwrite(self.file.descriptor, piece[done:], offset + done)
 
     def _pieces(self, rows: Rows, values: Tensor) -> Iterator[tuple[int, memoryview]]:
-        """Each run of consecutive rows: where it lies in the file, and its bytes in memory."""
+        """Yield the offset in the file and the bytes in memory of each run of consecutive rows."""
         if not self.width or not len(values):
             return
         memory = values.reshape(-1).view(torch.uint8).numpy().data
@@ -117,7 +117,7 @@ class FileColumn:
 
 
 def consecutive(index: Tensor) -> Rows:
-    """The index; of consecutive rows a slice, which is read and written without a copy of the index."""
+    """Return a slice if the rows are consecutive, which is faster to read and write; else the index."""
     if len(index) and int(index[-1] - index[0]) == len(index) - 1 and bool((index.diff() == 1).all()):
         return slice(int(index[0]), int(index[-1]) + 1)
     return index
@@ -128,7 +128,7 @@ def _length(rows: Rows) -> int:
 
 
 def _runs(rows: Rows) -> Iterator[tuple[int, int]]:
-    """``(first, count)`` of each run of consecutive rows."""
+    """Yield ``(first, count)`` of each run of consecutive rows."""
     if isinstance(rows, slice):
         yield rows.start, rows.stop - rows.start
         return
@@ -139,18 +139,18 @@ def _runs(rows: Rows) -> Iterator[tuple[int, int]]:
 
 
 def in_memory(shapes: Shapes) -> dict[str, Column]:
-    """Columns in memory."""
+    """Allocate columns in memory."""
     return {name: MemoryColumn(torch.zeros(shape, dtype=dtype)) for name, (shape, dtype) in shapes.items()}
 
 
 def on_disk(folder: str | Path | None = None) -> Store:
-    """Columns in a file without a name, which is gone when the states are, or the process.
+    """Return a store in a temporary file, which the system deletes when it is closed or the process ends.
 
     Args:
         folder: on which disk; default: where large temporary files go, ``$TMPDIR`` or else ``/var/tmp``.
 
     Raises:
-        OSError: the disk hasn't the room, told before anything is written.
+        OSError: the disk is too small; nothing was written.
     """
 
     def make(shapes: Shapes) -> dict[str, Column]:
@@ -167,7 +167,7 @@ def on_disk(folder: str | Path | None = None) -> Store:
 
 
 def _reserve(file: OpenFile, size: int) -> None:
-    """Makes the file so long, of zeros, and takes its room on the disk at once where the file system can."""
+    """Extend the file with zeros, and reserve its space on the disk if the file system supports it."""
     if size and hasattr(os, "posix_fallocate"):
         try:
             os.posix_fallocate(file.descriptor, 0, size)
@@ -179,13 +179,13 @@ def _reserve(file: OpenFile, size: int) -> None:
 
 
 def temporary_folder() -> str:
-    """The folder for temporary files that may be large. ``/tmp`` is in memory on many systems, ``/var/tmp`` isn't."""
+    """Return the folder for large temporary files: ``/tmp`` is in memory on many systems, ``/var/tmp`` is not."""
     named = os.environ.get("TMPDIR")
     return named if named else "/var/tmp" if os.access("/var/tmp", os.W_OK) else tempfile.gettempdir()
 
 
 def check_space(place: Path, size: int, advice: str) -> None:
-    """Raises an OSError where the disk of this folder hasn't room for so many bytes."""
+    """Raise an OSError if the disk of this folder has fewer bytes free."""
     free = shutil.disk_usage(place).free
     if size > free:
         raise OSError(
@@ -194,12 +194,12 @@ def check_space(place: Path, size: int, advice: str) -> None:
 
 
 def nbytes(shapes: Shapes) -> int:
-    """Bytes of columns of these shapes."""
+    """Return the number of bytes of columns of these shapes."""
     return sum(prod(shape) * dtype.itemsize for shape, dtype in shapes.values())
 
 
 def offsets(shapes: Shapes) -> dict[str, int]:
-    """Where columns begin one after another, in bytes; wide numbers first, so that each lies aligned."""
+    """Return the offset of each column, in bytes; wide types come first, so that all are aligned."""
     at, found = 0, {}
     for name, (shape, dtype) in sorted(shapes.items(), key=lambda item: -item[1][1].itemsize):
         found[name] = at
@@ -208,18 +208,18 @@ def offsets(shapes: Shapes) -> dict[str, int]:
 
 
 def file_columns(file: OpenFile, shapes: Shapes, start: int) -> dict[str, FileColumn]:
-    """Columns in a file one after another, the first at ``start``."""
+    """Return columns in a file, one after another from offset ``start``."""
     return {
         name: FileColumn(file, start + at, shapes[name][0][1:], shapes[name][1]) for name, at in offsets(shapes).items()
     }
 
 
 def copy(source: Column, target: Column, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Copies a column of this shape, a piece at a time; from file to file inside the kernel, where it can."""
+    """Copy a column of this shape in pieces; the kernel copies from file to file if it can."""
     width = prod(shape[1:]) * dtype.itemsize
     rows, done = shape[0], 0
     if isinstance(source, FileColumn) and isinstance(target, FileColumn):
-        # What was copied may end within a row, which is begun again.
+        # The copy may end within a row, which is then copied again.
         done = _copied_by_kernel(source, target, rows * width) // max(1, width)
     step = max(1, PIECE // max(1, width))
     for first in range(done, rows, step):
@@ -228,7 +228,7 @@ def copy(source: Column, target: Column, shape: tuple[int, ...], dtype: torch.dt
 
 
 def _copied_by_kernel(source: FileColumn, target: FileColumn, size: int) -> int:
-    """How many bytes could be copied so; all of them, where the file system knows how."""
+    """Return the number of bytes that the kernel has copied: all, or fewer if the file system does not support it."""
     done = 0
     try:
         while done < size and hasattr(os, "copy_file_range"):

@@ -1,4 +1,4 @@
-"""Client states as one table, in memory or on disk: memory is bounded by the clients at work, not by the population."""
+"""Client states as one table, in memory or on disk: memory depends on the clients at work, not on the population."""
 
 from __future__ import annotations
 
@@ -26,26 +26,25 @@ from archipel.states.storage import (
 __all__ = ["EMPTY", "States", "consecutive", "is_empty_dict", "is_per_example"]
 
 EMPTY: tuple[tuple[int, ...], torch.dtype] = ((), torch.float32)
-"""Shape and type that stand at the name of an empty dict."""
+"""Shape and type that an empty dict's name has."""
 
 
 class States(Sequence[Tree]):
-    """Every client's state; it reads like a list of trees, each in memory of its own.
+    """Every client's state, as a sequence of trees; each item is a copy.
 
-    A client that hasn't been written yet has the empty state ``{}``. The first state that is written says which entries
-    there are, and of what shapes: they are everybody's, for good. A leaf that is :class:`PerExample` has a row for each
-    training example of each client, one client's after another's.
+    A client without a written state has the empty state ``{}``. The first state that is written fixes the entries and
+    their shapes for all clients. A :class:`PerExample` leaf has a row for each training example, client after client.
 
     Args:
         counts: training examples of each client: the rows of its :class:`PerExample` leaves.
-        store: where the columns are; default: in memory.
+        store: allocates the columns; default: in memory.
 
     Attributes:
-        written: ``(m,)`` bool, who has a state.
+        written: ``(m,)`` bool, which clients have a state.
         writes: how often states were written.
-        shapes: of a client's leaves (of an example's, for :class:`PerExample`), by names as ``flatten`` gives them;
-            ``None`` as long as nobody has a state.
-        columns: the leaves of all, by the same names.
+        shapes: of a client's leaves (of one example's, for :class:`PerExample`), by their names in ``flatten``;
+            ``None`` until a state is written.
+        columns: the leaves of all clients, by the same names.
 
     >>> states = States([2, 3])
     >>> states.write(torch.tensor([0, 1]), {"model": torch.tensor([[1.0, 2.0], [3.0, 4.0]])})
@@ -87,7 +86,7 @@ class States(Sequence[Tree]):
         return self._tree(lambda name, column: column.read(examples) if is_per_example(name) else column.read(own)[0])
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy of the object, or a pickled one, has its columns in memory: an open file stays with its process.
+        # Copies and pickles have their columns in memory: an open file stays with its process.
         columns = {
             name: MemoryColumn(self.columns[name].read(slice(0, s[0]))) for name, (s, _) in self.column_shapes.items()
         }
@@ -95,7 +94,7 @@ class States(Sequence[Tree]):
 
     @property
     def empty(self) -> bool:
-        """Whether nobody keeps anything."""
+        """Whether no client keeps anything."""
         return not self.columns
 
     @property
@@ -105,20 +104,20 @@ class States(Sequence[Tree]):
 
     @property
     def bytes(self) -> int:
-        """Of a client's state, its per-example leaves as long as the longest."""
+        """Bytes of one client's state, with per-example leaves as long as the longest."""
         return nbytes(self._with_rows(1, self._longest))
 
     def describe(self) -> dict[str, str]:
-        """Where they are, for the resolved configuration."""
+        """Return where the states are, for the resolved configuration."""
         filed = any(isinstance(column, FileColumn) for column in self.columns.values())
         return {"states": "on disk"} if filed else {}
 
     def read(self, clients: Tensor) -> Tree:
-        """States stacked along a first dimension; per-example leaves padded with zeros to the longest client's.
+        """Return states stacked along a first dimension; per-example leaves are padded with zeros to the longest.
 
         Raises:
             ValueError: some of these clients have a state and some have none.
-            IndexError: a client that there isn't.
+            IndexError: there is no such client.
         """
         rows = self._rows(clients)
         written = self.written[rows]
@@ -136,17 +135,17 @@ class States(Sequence[Tree]):
         return self._tree(stacked)
 
     def write(self, clients: Tensor, states: Tree) -> None:
-        """Keeps stacked states, a row a client; per-example leaves may be padded at their ends.
+        """Write stacked states, one row for each client; per-example leaves may be padded at their ends.
 
         Raises:
-            ValueError: they haven't the entries, or the shapes, that states have had so far.
-            IndexError: a client that there isn't.
+            ValueError: entries or shapes differ from those of the first state.
+            IndexError: there is no such client.
         """
         if len(clients):
             self._write(self._rows(clients), len(clients), flatten(states))
 
     def put(self, client: int, state: Tree) -> None:
-        """Keeps one client's state; per-example leaves have as many rows as it has examples."""
+        """Write one client's state; per-example leaves have as many rows as it has examples."""
         if not 0 <= client < len(self):
             raise IndexError(f"There are {len(self)} clients, 0 to {len(self) - 1}; asked for {client}.")
         named = flatten(state)
@@ -156,7 +155,7 @@ class States(Sequence[Tree]):
         self._write(slice(client, client + 1), 1, {name: values[None] for name, values in named.items()})
 
     def load(self, states: Sequence[Tree]) -> None:
-        """Replaces everybody's state, a piece at a time."""
+        """Replace every client's state, in pieces."""
         if len(states) != len(self):
             raise ValueError(f"There are {len(self)} clients, and {len(states)} states were given.")
         if states is self:
@@ -178,7 +177,7 @@ class States(Sequence[Tree]):
 
     def _write(self, rows: Rows, number: int, named: dict[str, Tensor]) -> None:
         if not named and not self.shapes:
-            return  # steps may run before enrolment, where nobody has a state yet
+            return  # steps may run before enrolment, when no client has a state
         shapes: Shapes = {}
         for name, values in named.items():
             if is_empty_dict(name):
@@ -186,7 +185,7 @@ class States(Sequence[Tree]):
                 continue
             if not values.dim() or len(values) != number:
                 raise ValueError(
-                    f"{_shown(name)} has shape {tuple(values.shape)}; expected is a row for each of {number} clients."
+                    f"{_shown(name)} has shape {tuple(values.shape)}; it must have a row for each of {number} clients."
                 )
             if is_per_example(name):
                 longest, length = int(self.counts[rows].max()), values.shape[1] if values.dim() > 1 else 0
@@ -231,7 +230,7 @@ class States(Sequence[Tree]):
         return consecutive(clients)
 
     def _examples(self, rows: Rows) -> Rows:
-        """The rows of these clients' examples."""
+        """Return the rows of these clients' examples."""
         starts, counts = self._starts[rows], self.counts[rows]
         if isinstance(rows, slice):
             return slice(int(starts[0]), int(starts[-1] + counts[-1]))
@@ -254,12 +253,12 @@ class States(Sequence[Tree]):
 
 
 def is_empty_dict(name: str) -> bool:
-    """Whether the name stands for an empty dict, which has no values."""
+    """Whether the name is of an empty dict, which has no values."""
     return name.endswith("/")
 
 
 def is_per_example(name: str) -> bool:
-    """Whether the name is of a leaf that has a row an example."""
+    """Whether the name is of a leaf with a row for each example."""
     return name.endswith("!")
 
 

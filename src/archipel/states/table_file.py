@@ -1,8 +1,9 @@
-"""The table of client states as one safetensors file: written and read a piece at a time, by any reader of the format.
+"""The table of client states as one safetensors file, written and read in pieces; any safetensors reader can read it.
 
-The file holds ``counts`` ``(m,)`` and ``written`` ``(m,)``, and of every leaf of the states under ``states/`` and its
-name a tensor with a row a client; those of per-example leaves, whose names end in ``!``, have a row an example, client
-after client. The header's metadata have the order of the entries. See :class:`archipel.states.table.States`.
+The file holds ``counts`` ``(m,)`` and ``written`` ``(m,)``, and for every leaf of the states, under ``states/`` and its
+name a tensor with a row for each client. Names of per-example leaves end in ``!``; their tensors have a row for each
+example, client after client. The header's metadata hold the order of the entries.
+See :class:`archipel.states.table.States`.
 """
 
 from __future__ import annotations
@@ -50,15 +51,15 @@ TYPES = {
 NAMES = {dtype: name for name, dtype in TYPES.items()}
 PREFIX = "states/"
 LONGEST_HEADER = 100_000_000
-"""Bytes of a header, which the format bounds so."""
+"""Bytes of a header, at most: the format's limit."""
 
 
 def write_states(states: States, path: Path) -> None:
-    """Writes the table; of what is in memory only a piece at a time is copied, of what is on disk nothing, if possible.
+    """Write the table, in pieces; the kernel copies states on disk if it can.
 
     Raises:
-        OSError: the disk hasn't the room, told before anything is written.
-        TypeError: a leaf of a type that the format hasn't got.
+        OSError: the disk is too small; nothing was written.
+        TypeError: a leaf of a type that the format does not have.
     """
     m, order = len(states), None if states.shapes is None else list(states.shapes)
     shapes: Shapes = {"counts": ((m,), torch.int64), "written": ((m,), torch.bool)}
@@ -75,11 +76,11 @@ def write_states(states: States, path: Path) -> None:
 
 
 def read_states(path: Path) -> States:
-    """The table of a file, which stays open: states are read when they are asked for.
+    """Return the table of a file, which stays open: states are read when they are asked for.
 
     Raises:
-        ValueError: the file isn't whole, or no table of client states.
-        FileNotFoundError: there is none.
+        ValueError: the file is cut off, or is not a table of client states.
+        FileNotFoundError: there is no such file.
     """
     file = OpenFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
     tensors, start = _read_header(file, path.name)
@@ -94,14 +95,14 @@ def read_states(path: Path) -> States:
         columns[name] = FileColumn(file, start + first, shape[1:], dtype)
     m = max(shapes["written"][0], default=0)
     if m < 1 or shapes.pop("counts") != ((m,), torch.int64) or shapes.pop("written") != ((m,), torch.bool):
-        raise ValueError(f"{path.name} doesn't say who its clients are.")
+        raise ValueError(f"{path.name} does not list its clients.")
     states = States(columns["counts"].read(slice(0, m)))
     states.written = columns["written"].read(slice(0, m))
     if order is not None:
         states.shapes = {name: EMPTY if is_empty_dict(name) else _row(*shapes[PREFIX + name]) for name in order}
         states.columns = {name: columns[PREFIX + name] for name in order if not is_empty_dict(name)}
     if {PREFIX + name: shape for name, shape in states.column_shapes.items()} != shapes:
-        raise ValueError(f"{path.name} has tensors that aren't those of {m} clients.")
+        raise ValueError(f"{path.name} has tensors that are not those of {m} clients.")
     return states
 
 
@@ -110,24 +111,24 @@ def _row(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[tuple[int, ...], t
 
 
 def _read_header(file: OpenFile, name: str) -> tuple[dict[str, Any], int]:
-    """The header, and where it ends."""
+    """Return the header and the offset of its end."""
     length = int.from_bytes(os.pread(file.descriptor, 8, 0), "little")
     text = os.pread(file.descriptor, length, 8) if length <= LONGEST_HEADER else b""
     if not text or len(text) < length:
-        raise ValueError(f"{name} is no safetensors file, or was cut off.")
+        raise ValueError(f"{name} is not a safetensors file, or was cut off.")
     header: dict[str, Any] = json.loads(text)
     return header, 8 + length
 
 
 def _header(shapes: Shapes, metadata: dict[str, str]) -> bytes:
-    """Its length, and the header, filled up with blanks so that the first tensor lies aligned."""
+    """Return the header with its length, padded with blanks so that the first tensor is aligned."""
     tensors: dict[str, Any] = {"__metadata__": metadata}
     for name, start in offsets(shapes).items():
         shape, dtype = shapes[name]
         if dtype not in NAMES:
             shown = name.removeprefix(PREFIX).rstrip("!")
             raise TypeError(
-                f"A client's state holds {dtype} at {shown}, which a checkpoint can't: safetensors knows "
+                f"A client's state holds {dtype} at {shown}, which a checkpoint cannot store: safetensors has "
                 f"{', '.join(str(known).removeprefix('torch.') for known in NAMES)}."
             )
         size = prod(shape) * dtype.itemsize

@@ -1,4 +1,4 @@
-"""Memory that processes share, and objects that are sent from one to another while their tensors lie in it."""
+"""Memory that processes share, and objects that are sent between them while their tensors are in it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 ALIGNMENT = 64
-"""Where a tensor begins is a multiple of this many bytes."""
+"""Tensors begin at multiples of this many bytes."""
 Location = tuple[int, tuple[int, ...], torch.dtype]
-"""A tensor in the memory: where it begins, its shape, and its dtype."""
+"""A tensor in the memory: its offset, shape and dtype."""
 
 
 class Memory:
-    """Memory without a name, which is gone when nobody holds it any more; it grows as it is needed.
+    """Anonymous memory, which is freed when no process holds it; it grows on demand.
 
-    One side writes at a time. A process that is forked off has it, one that is spawned is given it as an argument.
+    One side writes at a time. A forked process inherits it; a spawned process gets it as an argument.
 
     >>> memory = Memory()
     >>> sent, end = memory.dump({"a": torch.arange(3), "b": ["no", "tensor"]})
@@ -47,15 +47,15 @@ class Memory:
         os.close(self._descriptor)
 
     def dump(self, value: object, names: dict[int, int] | None = None, start: int = 0) -> tuple[bytes, int]:
-        """Puts the tensors of an object into the memory, and all else of it into bytes.
+        """Put the tensors of an object into the memory, and everything else of it into bytes.
 
         Args:
-            value: whatever can be pickled.
-            names: numbers of objects that the other side has, by ``id``: they are sent by number.
-            start: where in the memory tensors may be put.
+            value: any object that can be pickled.
+            names: numbers of objects that the other side has, by ``id``; they are sent by number.
+            start: offset from which tensors may be put.
 
         Returns:
-            What ``load`` takes, and where the memory is free again.
+            The bytes for ``load``, and the offset of the end of the tensors.
         """
         file = io.BytesIO()
         packer = _Packer(file, names or {}, start)
@@ -66,15 +66,15 @@ class Memory:
         return struct.pack("<q", packer.end) + file.getvalue(), packer.end
 
     def load(self, sent: bytes, known: list[Any] | None = None, private: bool = False) -> tuple[Any, int]:
-        """What was dumped on the other side; its tensors are views, good until somebody dumps here again.
+        """Return what was dumped on the other side; its tensors are views, valid until the next dump.
 
         Args:
             sent: the bytes.
-            known: the objects that were sent by number.
-            private: what is written into the tensors stays with this process.
+            known: objects that are sent by number.
+            private: whether writes into the tensors stay in this process.
 
         Returns:
-            The object, and where the memory is free again.
+            The object, and the offset of the end of its tensors.
         """
         (end,) = struct.unpack_from("<q", sent)
         self._map(end, private)
@@ -84,13 +84,13 @@ class Memory:
     def _map(self, size: int, private: bool = False) -> None:
         if self._mapped is not None and size <= self._size:
             return
-        # Steps of an eighth: a size that creeps up isn't mapped again each time.
+        # Grow by an eighth, so that small increases do not map the memory again.
         step = max(mmap.PAGESIZE, 1 << max(0, size.bit_length() - 3))
         size = -(-max(size, 1) // step) * step
         if os.fstat(self._descriptor).st_size < size:
             os.ftruncate(self._descriptor, size)
         flags = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
-        # Views of the old map keep it as long as they are.
+        # Views of the old map keep it alive.
         self._mapped, self._size = mmap.mmap(self._descriptor, size, flags), size
 
     def _view(self, location: Location) -> Tensor:
@@ -130,7 +130,7 @@ class _Unpacker(pickle.Unpickler):
 
 
 def _anonymous() -> int:
-    """A file descriptor of memory, or of a file that has no name, where the system hasn't got that."""
+    """Return a file descriptor of anonymous memory, or of a deleted temporary file if the system has none."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("archipel")
     with tempfile.TemporaryFile() as file:

@@ -1,4 +1,4 @@
-"""A crew of workers: who gets which task, and what happens when a worker ends or hangs."""
+"""A pool of workers: which worker gets which task, and what happens when a worker ends or hangs."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from archipel.engines.pool.memory import Memory
 from archipel.engines.pool.worker import Request, Response
 
 AHEAD, SLOTS = 2, 3
-"""Tasks that a worker has at most, and with those that are done and wait for their turn."""
+"""Tasks that a worker has at most; slots for these and for answers that wait for their turn."""
 TRIES = 3
-"""How often a task is begun; workers that end or hang each time end the run."""
+"""How often a task is started; if its worker ends or hangs each time, the run ends."""
 
 
 @dataclass(eq=False)
 class Worker:
-    """A worker as the crew sees it.
+    """A worker, as the pool sees it.
 
     Args:
-        index: its number.
-        process: of the system.
-        connection: to it.
+        index: its number, from 0.
+        process: the worker's process.
+        connection: to the process.
         slots: memory of tasks and answers.
-        free: slots without either.
-        tasks: those under way with their slots, the first at work.
-        since: when the first began.
-        current: the operation it was current last.
+        free: slots that hold neither.
+        tasks: numbers and slots of tasks in progress; the first is running.
+        since: when the first one started.
+        current: the job whose operation it has.
     """
 
     index: int
@@ -54,7 +54,7 @@ class Worker:
 
 @dataclass
 class Answer:
-    """An answer that waits for its turn; its slot is free once it has been dealt with."""
+    """An answer that waits for its turn; release it to free its slot."""
 
     memory: Memory
     content: bytes
@@ -65,14 +65,14 @@ class Answer:
 
 @dataclass(eq=False)
 class Job:
-    """An operation as the crew sees it.
+    """An operation's tasks.
 
     Args:
-        content: as it was put on the board.
-        count: of tasks.
+        content: the operation's bytes, for workers that do not have it yet.
+        count: number of tasks.
         pack: puts a task into a slot's memory.
-        name: of a task, for people.
-        pinned: the number of the worker that each task must go to; default: whoever is free.
+        name: a task's name in messages.
+        pinned: the number of the worker that each task must go to; default: any worker.
     """
 
     content: bytes
@@ -89,16 +89,16 @@ class Job:
 
 
 class Pool:
-    """Hands tasks to workers, and hears their answers.
+    """Distributes tasks to workers, and receives their answers.
 
-    Workers begin when there is work for them. One that ends, or doesn't answer for too long, is replaced, and its tasks
-    are done again.
+    Workers start when there are tasks for them. A worker that ends, or does not answer in time, is replaced, and its
+    tasks are run again.
 
     Args:
-        count: of workers, at most.
+        count: number of workers, at most.
         start: starts the process of a worker.
         timeout: seconds that a task may take.
-        advice: what to do where workers are lost again and again.
+        advice: what to do if workers are lost repeatedly.
     """
 
     def __init__(
@@ -116,12 +116,12 @@ class Pool:
         weakref.finalize(self, _end, self._workers, self._selector, os.getpid())
 
     def close(self) -> None:
-        """Ends all workers, whatever they do."""
+        """Kill all workers."""
         self.work = None
         _end(self._workers, self._selector, os.getpid())
 
     def abandon(self) -> None:
-        """Leaves the operation that was begun last, and waits until nobody works on it any more."""
+        """Abandon the current job, and wait until no worker runs its tasks."""
         self.work = None
         while any(worker.tasks for worker in self._workers.values()):
             self._listen()
@@ -133,20 +133,20 @@ class Pool:
         self._hand_out(work)
 
     def answer(self, work: Job, number: int) -> Answer:
-        """The answer to a task.
+        """Wait for the answer to a task, and return it.
 
         Raises:
-            RuntimeError: workers end, or hang, again and again; or another operation was begun meanwhile.
+            RuntimeError: workers end or hang repeatedly, or another operation was started.
         """
         while number not in work.answers:
             if self.work is not work:
-                raise RuntimeError("Another operation was begun on these clients before this one was done.")
+                raise RuntimeError("Another operation was started on these clients before this one was complete.")
             self._hand_out(work)
             self._listen()
         return work.answers.pop(number)
 
     def release(self, work: Job, answer: Answer) -> None:
-        """Frees the memory of an answer, for the next task."""
+        """Free the slot of an answer, for the next task."""
         if self.work is work:
             answer.worker.free.append(answer.slot)
             self._hand_out(work)
@@ -163,12 +163,12 @@ class Pool:
                 worker.since = time.monotonic()
             worker.tasks.append((number, slot))
             worker.current = work
-            # One that has ended meanwhile is heard of in its turn, after what it had to say.
+            # If the worker has ended, _listen finds out, after the answers that it sent before.
             with suppress(OSError):
                 worker.connection.send_bytes(pickle.dumps(tuple(request)))
 
     def _ready(self, index: int | None) -> Worker | None:
-        """Who can take a task: whoever has least to do, or a new one; where a index is given, who sits there."""
+        """Return a worker that can take a task: the one with the fewest, or a new one, or the one of this index."""
         workers = self._workers
         if index is not None:
             there = [workers[index] if index in workers else self._start_worker(index)]
@@ -176,7 +176,7 @@ class Pool:
             there = list(workers.values())
         able = [worker for worker in there if worker.free and len(worker.tasks) < AHEAD]
         if index is None and len(workers) < self.count and all(worker.tasks for worker in able):
-            # Nobody is idle. Perhaps nobody is able: answers that wait for their turn can fill all slots.
+            # No worker is idle. Perhaps none can take a task at all: waiting answers can fill all slots.
             return self._start_worker(min(set(range(self.count)) - set(workers)))
         return min(able, key=lambda worker: len(worker.tasks), default=None)
 
@@ -190,7 +190,7 @@ class Pool:
         return worker
 
     def _listen(self) -> None:
-        """Waits until somebody answers, ends, or has had time enough."""
+        """Wait until a worker answers, ends, or exceeds its time."""
         busy = [worker for worker in self._workers.values() if worker.tasks]
         until = min(worker.since for worker in busy) + self.timeout
         heard = [key.data for key, _ in self._selector.select(max(0.0, until - time.monotonic()))]
@@ -220,7 +220,7 @@ class Pool:
         if work is None or not worker.tasks:
             log.warning("A worker process %s.", why)
             return
-        # Only the first of its tasks was at work.
+        # Only the first of its tasks was running.
         suspect = worker.tasks[0][0]
         work.losses[suspect] += 1
         if work.losses[suspect] == TRIES:
@@ -228,7 +228,7 @@ class Pool:
                 f"{TRIES} worker processes in a row were lost at {work.name(suspect)}; the last one {why}. "
                 f"{self._advice}"
             )
-        log.warning("A worker process %s at %s; another one does it again.", why, work.name(suspect))
+        log.warning("A worker process %s at %s; another one runs it again.", why, work.name(suspect))
         for number, _ in worker.tasks:
             heapq.heappush(work.waiting, number)
 
@@ -237,12 +237,12 @@ def _cause(code: int | None) -> str:
     if code is None or code >= 0:
         return f"ended with exit code {code}" if code else "ended"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-    return f"was killed by {name}" + (", perhaps for want of memory" if name == "SIGKILL" else "")
+    return f"was killed by {name}" + (", perhaps because memory is short" if name == "SIGKILL" else "")
 
 
 def _end(workers: dict[int, Worker], selector: selectors.BaseSelector, owner: int) -> None:
-    """Ends workers. They keep nothing, so nothing is lost."""
-    if os.getpid() != owner:  # a process that was forked off has these objects, too
+    """Kill workers. They keep no state, so nothing is lost."""
+    if os.getpid() != owner:  # a forked process has copies of these objects
         return
     for worker in workers.values():
         worker.process.kill()

@@ -35,36 +35,36 @@ Start = Literal["fork", "spawn"]
 
 
 PARTS, LEAST = 16, 50
-"""Into how many batches a cohort is cut at most, and the least bound of their size: with smaller ones two workers gain
-less than it costs to call each operation more often."""
+"""Largest number of batches of a cohort, and smallest bound of their size: smaller batches call operations so often
+that several workers gain nothing."""
 MOST, BYTES = 8, 2**24
-"""Bounds of the clients in a task, and of what they send, where each is done by itself."""
+"""Bounds of the number of clients in a task, and of the bytes they send, if each client runs separately."""
 
 
 class Processes:
     """Runs steps in worker processes, one client at a time in each, or a batch of clients.
 
-    Workers keep nothing: the client states stay here, and what a task needs is put into memory that both sides share.
-    So a worker that is killed or hangs costs only time: its tasks are done again by another. What is computed doesn't
-    depend on the number of workers; it has the bits of :class:`Loop`, or of :class:`Batched` with the same ``chunk``.
+    Workers keep no state: the client states stay in this process, and what a task needs is put into shared memory.
+    A worker that is killed or hangs costs only time: another one runs its tasks again. Results do not depend on the
+    number of workers; they have the bits of :class:`Loop`, or of :class:`Batched` with the same ``chunk``.
 
-    Where the system can, workers are forked off when they are first needed, and have the data that are here then; else
-    they are spawned, and are given algorithm and data through shared memory. With several GPUs each worker takes one.
+    Workers are forked when they are first needed, if the system supports it, and inherit algorithm and data. Otherwise
+    they are spawned, and get both through shared memory. With several GPUs each worker takes one.
 
     Args:
         algorithm: whose steps are run.
         federation: whose clients.
         setting: how steps compute; its ``workers`` are processes, one by default. Each computes on one thread.
         states: where the clients' states are kept; default: in memory.
-        kernel: how a worker carries out a step: ``"loop"`` or ``"batched"``.
-        chunk: clients a batch; default: as :class:`Batched` has it, or fewer, so that there is work for several
-            workers (from their number nothing is current).
-        timeout: seconds after which a worker that hasn't answered is replaced.
+        kernel: how a worker runs a step: ``"loop"`` or ``"batched"``.
+        chunk: clients a batch; default: as in :class:`Batched`, or fewer, so that there are tasks for several workers.
+            It does not depend on the number of workers.
+        timeout: seconds after which a worker that has not answered is replaced.
         start: ``"fork"`` or ``"spawn"``; default: forks on Linux without GPUs.
 
     Raises:
-        ValueError: a number of workers or another value that there can't be; an algorithm that can't be pickled, where
-            workers are spawned; or this process may not start others.
+        ValueError: a value that is not allowed; an algorithm that cannot be pickled, if workers are spawned; or a
+            process that may not start others.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Processes:
         one_of("Processes", "kernel", kernel, "loop", "batched")
         if multiprocessing.current_process().daemon:
             raise ValueError(
-                "This process may not start others: it is a daemon, as those of multiprocessing.Pool are. Take "
+                "This process may not start others: it is a daemon, like those of multiprocessing.Pool. Use "
                 "engine='loop' or 'batched' here."
             )
         self.algorithm, self.federation, self.kernel = algorithm, federation, kernel
@@ -93,15 +93,17 @@ class Processes:
         # In a worker everything runs on one thread.
         self._batched = Batched(algorithm, federation, replace(setting, workers=1), self.states, chunk)
         self._setting = self._batched.setting
-        # Threads of a GPU's runtime, and of torch's differentiation where there is one, don't survive a fork.
+        # Threads of a GPU's runtime and of torch's differentiation on it do not survive a fork.
         forks = sys.platform == "linux" and self._setting.on_cpu and not torch.accelerator.is_available()
         self._context = multiprocessing.get_context(start or ("fork" if forks else "spawn"))
         self._chunks: dict[str, int] = {}
         self._names = {id(part): number for number, part in enumerate(known_to_all(algorithm, federation))}
         self._operation_memory = Memory()
-        advice = "Where memory is short, take fewer workers; engine='loop' shows what the step does in this process."
+        advice = (
+            "If memory is short, use fewer workers; engine='loop' runs the step in this process and shows its error."
+        )
         if self._context.get_start_method() == "spawn":
-            advice += " Workers are spawned here: a script must start its runs under if __name__ == '__main__'."
+            advice += " Workers are spawned here: a script must call fit under if __name__ == '__main__'."
         self._pool = Pool(workers, self._start, timeout, advice)
         self._payload = None if self._context.get_start_method() == "fork" else self._packed()
 
@@ -154,7 +156,7 @@ class Processes:
                     yield outcome
 
     def _batches(self, step: Step, message: Tree, ids: Sequence[int]) -> list[list[int]]:
-        """Clients that a worker does at once, which decides how sums are rounded: current from the cohort alone."""
+        """Return the batches of a cohort. They decide how sums are rounded, so they depend on the cohort alone."""
         chunks = self._batched.split(step, message, ids)
         if self._batched.chunk is not None or not chunks:
             return [chunk.tolist() for chunk in chunks]
@@ -163,7 +165,7 @@ class Processes:
         return [list(ids[start : start + size]) for start in range(0, len(ids), size)]
 
     def _groups(self, ids: Sequence[int], message: Tree) -> list[list[int]]:
-        """Clients that a worker takes at a time, one after another: several where there are many and they are small."""
+        """Return groups of clients that a worker runs one after another: several if clients are many and small."""
         part = nbytes([leaf for leaf in leaves(message) if isinstance(leaf, Tensor)]) + self.states.bytes
         size = max(1, min(MOST, len(ids) // (4 * self.workers), BYTES // (1 + part))) if self._setting.on_cpu else 1
         return [list(ids[start : start + size]) for start in range(0, len(ids), size)]
@@ -181,11 +183,11 @@ class Processes:
 
     def _start(self, index: int, connection: Connection, slots: Sequence[Memory]) -> BaseProcess:
         if self._payload is None and self.kernel == "batched":
-            self._batched.gather()  # once, here, and not in each worker
+            self._batched.gather()  # once here, not in each worker
         arguments = (connection, self._operation_memory, slots, self._payload or self._batched, index)
         process = self._context.Process(target=serve, args=arguments, daemon=True, name=f"archipel-{index}")  # type: ignore[attr-defined]
         with warnings.catch_warnings():
-            # Python warns of forks beside other threads. A worker uses none of what they might hold.
+            # Python warns about forks beside other threads. A worker uses nothing that they might hold.
             warnings.simplefilter("ignore", DeprecationWarning)
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
@@ -197,6 +199,6 @@ class Processes:
 
 
 def _copied(outcome: Outcome) -> Outcome:
-    """The outcome in memory of its own."""
+    """Return the outcome with copies of its tensors."""
     replies = tree_map(torch.clone, outcome.replies)
     return replace(outcome, replies=replies, usable=outcome.usable.clone(), largest=outcome.largest.clone())

@@ -1,4 +1,4 @@
-"""A worker: the process at the other end of a pipe that carries steps out for :class:`archipel.engines.Processes`."""
+"""A worker: the process at the other end of a pipe that runs steps for :class:`archipel.engines.Processes`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from archipel.states.table import States
 
 
 class Operation(NamedTuple):
-    """What all tasks of an operation have in common; the message has gaps where each client gets rows of its own."""
+    """What all tasks of an operation share; the message has gaps for each client's own rows."""
 
     step: Step
     message: Tree
@@ -38,7 +38,7 @@ class Operation(NamedTuple):
 
 
 class TaskPart(NamedTuple):
-    """Of a task: a client's number and state, or those of a batch, and the rows of what is ``PerClient``."""
+    """Part of a task: a client's number and state, or those of a batch, and its rows of ``PerClient`` leaves."""
 
     which: int | list[int]
     states: Tree
@@ -46,8 +46,9 @@ class TaskPart(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What goes through the pipe: bytes of a task, a list of parts, with its tensors in a slot's memory, and of an
-    operation that is new to the worker.
+    """What is sent through the pipe: a task's bytes, and those of its operation if the worker does not have it.
+
+    A task is a list of parts, whose tensors are in the slot's memory.
     """
 
     number: int
@@ -57,7 +58,7 @@ class Request(NamedTuple):
 
 
 class Response(NamedTuple):
-    """What comes back: new states and outcomes, whose tensors are in the slot's memory, or else an exception."""
+    """What comes back: new states and outcomes, whose tensors are in the slot's memory, or an exception."""
 
     number: int
     failed: bool
@@ -66,7 +67,7 @@ class Response(NamedTuple):
 
 @dataclass(frozen=True)
 class Payload:
-    """What a process that is spawned is given; one that is forked off has it already."""
+    """Algorithm, federation and setting for a spawned process; a forked process inherits them."""
 
     memory: Memory
     content: bytes
@@ -84,7 +85,7 @@ class Payload:
 
 @dataclass(frozen=True)
 class _GivenStates:
-    """In the place of all clients' states: those of the clients at work."""
+    """The states of the clients in a task, in place of the table of all states."""
 
     states: Tree
 
@@ -97,14 +98,14 @@ class _GivenStates:
 
 @dataclass(frozen=True)
 class _OwnRows(PerClient):
-    """In the place of everybody's rows: those of the clients at work."""
+    """The rows of the clients in a task, in place of all clients' rows."""
 
     def row(self, client: int | Tensor) -> Tree:
         return self.table
 
 
 def split_message(message: Tree) -> tuple[Tree, list[PerClient]]:
-    """The message with gaps, and what belongs into them."""
+    """Return the message with gaps, and the leaves that belong there."""
     own: list[PerClient] = []
 
     def gap(leaf: Any) -> Any:
@@ -117,21 +118,21 @@ def split_message(message: Tree) -> tuple[Tree, list[PerClient]]:
 
 
 def known_to_all(algorithm: Algorithm, federation: Federation) -> list[Any]:
-    """What both sides have, in the same order: the algorithm, its parts, and the federation."""
+    """List what both sides have, in the same order: the algorithm, its parts, and the federation."""
     return [*_parts(algorithm), federation]
 
 
 def serve(
     connection: Connection, operation_memory: Memory, slots: Sequence[Memory], kernels: Batched | Payload, index: int
 ) -> None:
-    """Does what is asked until the connection closes, or the process that asks has ended.
+    """Run requested tasks until the connection closes or the parent process ends.
 
     Args:
-        connection: requests come, answers go.
-        operation_memory: where operations are.
-        slots: where tasks are, each with its answer behind it.
-        kernels: carry out the steps.
-        index: the worker's number, which says what device it takes where there are several.
+        connection: receives requests and sends responses.
+        operation_memory: holds operations.
+        slots: hold tasks, each followed by its answer.
+        kernels: run the steps.
+        index: the worker's number, which decides its GPU if there are several.
     """
     _prepare_process()
     batched = kernels.unpacked(index) if isinstance(kernels, Payload) else kernels
@@ -174,12 +175,12 @@ def _compute(batched: Batched, operation: Operation, which: int | list[int], sta
 
 
 def _prepare_process() -> None:
-    # Ctrl-C is heard by all processes of a terminal: whoever asks decides what it means.
+    # Ctrl-C reaches all processes of a terminal: the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     torch.set_num_threads(1)
-    # What was there before stays where it is: a collection that looks at it would copy its pages.
+    # Garbage collection would touch, and so copy, the pages that are shared with the parent.
     gc.freeze()
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
