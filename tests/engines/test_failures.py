@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
-from archipel import Algorithm, DivergenceError, Federation, Setting, fit
+from archipel import SGD, Algorithm, DivergenceError, FedAvg, Federation, Setting, fit, regression
 from archipel.core import keys
 from archipel.core.trees import PerClient, flatten
 from archipel.engines.outcome import magnitudes
@@ -308,3 +309,14 @@ def test_one_of_two_workers_is_killed_while_the_other_waits_for_its_turn(tmp_pat
     lost = fit(Fragile(tmp_path), many, rounds=1, setting=Setting(engine=Processes, workers=2))
     assert (tmp_path / "killed").exists()
     assert torch.equal(lost.server["sum"], fit(Fragile(tmp_path), many, rounds=1).server["sum"])
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_whole_numbers_among_a_modules_buffers_are_averaged(engine):
+    """BatchNorm counts minibatches in int64, and the mean of counts 3 and 5 is 4."""
+    x = torch.randn(24, 2, generator=torch.Generator().manual_seed(0))
+    federation = Federation.from_arrays([(x[:9], x[:9, 0]), (x[9:], x[9:, 0])], test=0.0)
+    encoder = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    method = FedAvg(regression(encoder, federation), SGD(epochs=1, batch=3), weights="uniform")
+    run = fit(method, federation, rounds=1, setting=Setting(engine=engine))
+    assert run.server["model"]["buffers"]["1"]["num_batches_tracked"].tolist() == 4

@@ -221,8 +221,13 @@ def _usable(outcome: Outcome) -> tuple[Sequence[int], Tree]:
 
 
 def _check_numbers(step: Step, replies: Tree, mean: bool) -> None:
-    """Raise a TypeError for truth values in a sum, and for anything but floating-point numbers in a mean."""
+    """Raise a TypeError for truth values in a sum, and for anything but floating-point numbers in a mean.
+
+    Whole numbers among a module's buffers, such as BatchNorm's count of minibatches, are averaged and rounded.
+    """
     for name, leaf in flatten(replies).items():
+        if "buffers" in name.split("/") or step.__name__ == "statistics":  # the step that replies with buffers alone
+            continue
         if leaf.dtype == torch.bool or (mean and not (leaf.is_floating_point() or leaf.is_complex())):
             kind = str(leaf.dtype).removeprefix("torch.")
             raise TypeError(
