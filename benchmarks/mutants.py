@@ -35,7 +35,7 @@ import results
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("algorithms", "em", "drm", "compress")
-TESTS = ("tests/algorithms", "tests/em", "tests/drm", "tests/compress", "tests/conformance")
+TESTS = ("tests/algorithms", "tests/em", "tests/drm", "tests/compress")
 COPIED = ("src", "tests", "benchmarks", "docs", "pyproject.toml", "README.md")
 BUDGET = 120.0
 """Seconds, as measured without a mutant, of the tests that a mutant is given."""
