@@ -165,7 +165,7 @@ def own_mean(part: Matrix) -> Matrix:
 
 
 def alone(part: Matrix, q: Sequence[int], noise: Any, seed: int) -> Matrix:
-    """A client's own factor model, q by BIC, on the columns that it has two values of; elsewhere everybody's mean."""
+    """Impute by a client's own factor model, q by BIC, on columns with two values; elsewhere by the mean of all."""
     has = (~np.isnan(part)).sum(0) >= 2
     own = part[:, has]
     models = [federated_factors([own], count, noise, seed) for count in q if count < own.shape[1]]

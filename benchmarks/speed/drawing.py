@@ -1,4 +1,4 @@
-"""The figure of ``make speed``: bars for workloads, curves for what scales."""
+"""The figure of ``make speed``: bars for workloads, curves for what varies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KINDS = {"archipel": (COLOURS[0], "Archipel"), "floor": (COLOURS[4], "bare PyTor
 
 
 def draw(results: Results, plan: Plan) -> Figure:
-    """A panel for each workload that was timed.
+    """Draw a panel for each timed workload.
 
     Args:
         results: of :func:`speed.measure.measure`.
@@ -52,7 +52,7 @@ def draw(results: Results, plan: Plan) -> Figure:
 
 
 def bars(axes: Axes, found: Mapping[str, Any]) -> None:
-    """Milliseconds a round, the fastest on top, with the turns' range."""
+    """Draw milliseconds a round with the turns' range, the fastest on top."""
     order = sorted(found, key=lambda name: -median(found[name]))
     for place, name in enumerate(order):
         turns = [1e3 * median({"turns": [turn]}) for turn in found[name]["turns"]]
@@ -71,7 +71,7 @@ def bars(axes: Axes, found: Mapping[str, Any]) -> None:
 
 
 def curves(axes: Axes, found: Mapping[str, Any], label: str) -> None:
-    """Milliseconds a round against what varies; a contender's name ends with its point on the curve."""
+    """Draw milliseconds a round against what varies; a contender's name ends with its point on the curve."""
     lines: dict[str, list[tuple[float, float]]] = {}
     for name, one in found.items():
         title, _, point = name.rpartition(": ")

@@ -1,4 +1,4 @@
-"""Floors: the same work in bare PyTorch, without any framework, written as lean as an expert would."""
+"""Floors: the same work in bare PyTorch without a framework, written as an expert would."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from speed.works_of_archipel import INNER_STEPS, PENALTY
 
 Params = list[Tensor]
 DITTO = 0.1
-"""μ, as :class:`archipel.Ditto` has it by default."""
+"""μ, the default of :class:`archipel.Ditto`."""
 
 
 class BareLoop:
@@ -43,13 +43,13 @@ class BareLoop:
         self.train = {"fedavg": self._fedavg, "ditto": self._ditto, "pfedme": self._pfedme}[work.method]
 
     def round(self, theta: Params, ids: Sequence[int]) -> Params:
-        """The mean of the clients' models after their local steps from ``theta``."""
+        """Return the mean of the clients' models after their local steps from ``theta``."""
         total = self.total(theta, ids)
         torch._foreach_div_(total, len(ids))
         return total
 
     def total(self, theta: Params, ids: Sequence[int]) -> Params:
-        """The sum of these models: clients hold equally many examples."""
+        """Return the sum of these models; all clients hold equally many examples."""
         total = [torch.zeros_like(p) for p in theta]
         for client in ids:
             self.train(client, theta)
@@ -85,7 +85,7 @@ class BareLoop:
             torch._foreach_copy_(self.params, theta)
 
     def _batches(self, n: int, steps: int) -> list[Tensor]:
-        """Minibatches in shuffled passes; all rows in their order where a batch holds them all."""
+        """Yield minibatches in shuffled passes; all rows in order if a batch holds them all."""
         batches: list[Tensor] = []
         while len(batches) < steps:
             batches += torch.randperm(n).split(self.work.batch) if self.work.batch < n else [torch.arange(n)]
@@ -113,7 +113,7 @@ class BareLoop:
 
 
 class TwoProcesses:
-    """Two bare loops in processes that live on, one thread each; models pass through shared memory.
+    """Two bare loops in persistent processes with one thread each; models pass through shared memory.
 
     Args:
         work: what to do.
@@ -167,7 +167,7 @@ def _serve(plain: dict[str, Any], options: dict[str, bool], theta: Params, total
 
 
 class Stacked:
-    """Chunks of clients at a time; a subclass says how gradients of stacked parameters are found.
+    """Chunks of clients at a time; a subclass computes gradients of stacked parameters.
 
     Args:
         work: what to do; FedAvg alone.
@@ -182,7 +182,7 @@ class Stacked:
         self.first = torch.tensor([place.start for place in shards.places(work.plain, len(x))])
 
     def gradients(self, params: Params, x: Tensor, y: Tensor) -> Params:
-        """Of the mean loss, ``(c, …)`` each, for parameters ``(c, …)`` and minibatches ``(c, b, …)``."""
+        """Return the mean loss's gradients ``(c, …)`` for parameters ``(c, …)`` and minibatches ``(c, b, …)``."""
         raise NotImplementedError
 
     def round(self, theta: Params, ids: Sequence[int]) -> Params:
@@ -230,7 +230,7 @@ class BareVmap(Stacked):
 
 
 class ByHand(Stacked):
-    """Softmax regression alone: its gradient written out as batched matrix products."""
+    """Softmax regression only: its gradient as batched matrix products."""
 
     def gradients(self, params: Params, x: Tensor, y: Tensor) -> Params:
         weight, bias = params
@@ -254,7 +254,7 @@ def _distance(one: Params, other: Params) -> float:
 
 
 def run(floor: str, work: Work, each: Callable[[Callable[[], float]], None], **options: Any) -> None:
-    """Rounds of a floor until ``each``, called after every one, ends it by an exception."""
+    """Run rounds of a floor until ``each``, which is called after every round, raises an exception."""
     made = FLOORS[floor](work, **options)
     start: nn.Module = networks.started(work.plain)
     theta = [p.detach().clone() for p in start.parameters()]

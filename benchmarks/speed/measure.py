@@ -1,7 +1,7 @@
-"""How fast rounds are: Archipel's engines, bare loops and other simulators at the same work, in turns.
+"""Time rounds of Archipel's engines, bare loops and other simulators at the same work, in turns.
 
-Every contender is a process of its own. They are started one after the other and stopped; then one at a time is let go
-on for a second or so, A B C A B C …, so that whatever else the machine does falls on all alike.
+Every contender is a process. All start one after the other and are stopped. Then one at a time continues for a second
+or so, A B C A B C …, so that other load on the machine affects all alike.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LATE, EARLY = 200, 20
 
 @dataclass(frozen=True)
 class Contender:
-    """Somebody who does a work.
+    """One way to do a work.
 
     Args:
         name: in tables.
@@ -54,7 +54,7 @@ class Contender:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def command(self, peers: Mapping[str, str]) -> list[str]:
-        """What to run, with the interpreters of peers."""
+        """Return the command to run, given the interpreters of peers."""
         spec = json.dumps({"kind": self.kind, "work": self.work.plain, "options": dict(self.options)})
         if self.kind not in PEERS:
             return [sys.executable, "-m", "speed.serve", spec]
@@ -70,10 +70,10 @@ class Peer:
 
     Args:
         title: its name.
-        module: that tells whether it is installed.
-        script: in ``speed_peers``.
+        module: whose presence shows that it is installed.
+        script: in ``speed/peers``.
         install: what ``pip install`` takes.
-        variants: names and options of its ways to work; the first one is what ``--fast`` measures.
+        variants: names and options of its ways to work; ``--fast`` measures the first one.
     """
 
     title: str
@@ -94,13 +94,13 @@ PEERS: dict[str, Peer] = {
 
 @dataclass(frozen=True)
 class Workload:
-    """Contenders who are measured in turns.
+    """Contenders that take turns.
 
     Args:
         title: what they do.
         contenders: the first one is what the others are compared with.
         growth: compare memory at round :data:`LATE` with that at round :data:`EARLY` instead of timing.
-        often: how many times the plan's number of turns: more than once where a small difference is looked for.
+        often: factor on the plan's number of turns, above 1 for small differences.
     """
 
     title: str
@@ -111,12 +111,12 @@ class Workload:
 
 @dataclass(frozen=True)
 class Plan:
-    """How long things are measured.
+    """What is measured, and how long.
 
     Args:
-        workloads: what, by name.
-        turns: of each contender.
-        seconds: a turn lasts at least, in whole rounds.
+        workloads: by name.
+        turns: number of turns of each contender.
+        seconds: shortest length of a turn, which has whole rounds.
     """
 
     workloads: Mapping[str, Workload]
@@ -125,14 +125,14 @@ class Plan:
 
 
 def interpreters(folder: Path | None = None, given: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The Python interpreters that have a peer.
+    """Return the Python interpreters that have a peer.
 
     Args:
         folder: of virtual environments, one a peer, named as in :data:`PEERS`.
-        given: interpreters by peer's name, which come first.
+        given: interpreters by peer's name, which take precedence.
 
     Returns:
-        By name; where neither says so, this interpreter if the peer is installed beside Archipel.
+        Interpreters by peer's name; this interpreter if the peer is installed beside Archipel and not given otherwise.
 
     Raises:
         ValueError: an unknown peer, or no interpreter where one was given.
@@ -161,17 +161,17 @@ def measure(
     console: Console | None = None,
     keep: Callable[[Results], object] = len,
 ) -> tuple[Results, bool]:
-    """Carries the plan out.
+    """Carry out the plan.
 
     Args:
         plan: what to measure.
         peers: interpreters by peer's name; contenders of other peers are left out.
         data_dir: where Fashion-MNIST lies.
         console: for progress; default: the error stream.
-        keep: called with what there is after every workload.
+        keep: called with the results so far after every workload.
 
     Returns:
-        The results, and whether Ctrl-C ended it: then they hold what had been measured.
+        The results so far, and whether Ctrl-C ended the measurement.
     """
     results: Results = {}
     progress = Progress(
@@ -213,7 +213,7 @@ def measure(
 
 
 def _terminate_as_interrupt() -> Any:
-    """Lets SIGTERM end contenders as Ctrl-C does, for they are stopped most of the time; what it did before."""
+    """Let SIGTERM end contenders as Ctrl-C does, because most are stopped; return the previous handler."""
     if threading.current_thread() is not threading.main_thread():
         return None
     return signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -228,7 +228,7 @@ def _carry_out(
     found: dict[str, Any],
     step: Callable[[str], None],
 ) -> None:
-    """One workload, whose results are put into ``found`` as they come."""
+    """Measure one workload, and put its results into ``found`` as they come."""
     # One thread a process: parallel contenders start as many processes or threads as they want.
     # The contenders of this package import it, from whatever folder the benchmark was started.
     places = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -247,14 +247,14 @@ def _carry_out(
 
     def begin(name: str, running: Running) -> None:
         found[name] |= running.first()
-        if not workload.growth:  # a turn that isn't kept says how many rounds a turn has
+        if not workload.growth:  # a turn that is not kept determines the number of rounds a turn
             rounds[name] = max(1, min(100, round(plan.seconds / max(running.turn(1)[0], 1e-4))))
 
     def turn(name: str, running: Running) -> None:
         found[name]["turns"].append(running.turn(rounds[name]))
 
     def weigh(name: str, running: Running) -> None:
-        """The peak while it works, in a turn that isn't timed: looking costs time."""
+        """Measure the peak of memory in a turn that is not timed, because measuring takes time."""
         seen = [running.memory()]
         running.turn(rounds[name], watch=lambda: seen.append(running.memory()))
         found[name]["megabytes"] = max(seen)
@@ -286,7 +286,7 @@ def _carry_out(
 
 
 def median(found: Mapping[str, Any]) -> float:
-    """Seconds a round: the median of the turns' medians.
+    """Return the seconds of a round: the median of the turns' medians.
 
     >>> median({"turns": [[1.0, 2.0, 9.0], [4.0], [3.0]]})
     3.0
@@ -296,7 +296,7 @@ def median(found: Mapping[str, Any]) -> float:
 
 
 def ratio(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[float, float, float]:
-    """What part of ``other``'s time ``one`` takes, turn by turn: median, least and most.
+    """Return the ratio of ``one``'s time to ``other``'s, turn by turn: median, least and most.
 
     >>> ratio({"turns": [[1.0], [1.0]]}, {"turns": [[2.0], [4.0]]})
     (0.375, 0.25, 0.5)

@@ -37,12 +37,12 @@ EXACT, INCREMENTAL, PLAIN, ROUTER = (
 
 
 def full(only: Iterable[str] | None = None) -> Plan:
-    """All of them; minutes, not hours."""
+    """Return the plan of all workloads: half an hour."""
     return _chosen(Plan(workloads(), turns=3, seconds=1.5), only)
 
 
 def fast(only: Iterable[str] | None = None) -> Plan:
-    """Those that targets are set for, with fewer contenders and turns."""
+    """Return the plan of the workloads with targets, with fewer contenders and turns."""
     kept = ("W1", "W2", "W3", "population", "overhead", "growth")
     every = workloads(fast=True)
     return _chosen(Plan({name: every[name] for name in kept}, turns=2, seconds=0.7), only)
@@ -58,7 +58,7 @@ def _chosen(plan: Plan, only: Iterable[str] | None) -> Plan:
 
 
 def workloads(fast: bool = False) -> dict[str, Workload]:
-    """By name."""
+    """Return all workloads by name."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return {
         "W1": Workload(
@@ -149,7 +149,7 @@ def workloads(fast: bool = False) -> dict[str, Workload]:
 
 
 def engines(work: Work) -> list[Contender]:
-    """Every engine by its name, but the wire, which is for tests."""
+    """Return Archipel with every engine except the wire, which is for tests."""
     return [
         Contender(f"{ARCHIPEL}, {name}", "archipel", work, {"engine": name})
         for name in get_args(EngineName)
@@ -158,7 +158,7 @@ def engines(work: Work) -> list[Contender]:
 
 
 def peers(work: Work, fast: bool) -> list[Contender]:
-    """The other simulators in all ways they can work; the fastest way of each counts."""
+    """Return the other simulators in all ways they can work; the fastest way of each counts."""
     return [
         Contender(peer.title + way, name, work, options)
         for name, peer in PEERS.items()
@@ -167,7 +167,7 @@ def peers(work: Work, fast: bool) -> list[Contender]:
 
 
 def personal() -> Iterable[Contender]:
-    """W4's."""
+    """Yield the contenders of W4."""
     yield Contender("FedAvg", "archipel", W2)
     methods: Mapping[str, Any] = {"Ditto": "ditto", "pFedMe": "pfedme"}
     for title, method in methods.items():
@@ -182,7 +182,7 @@ def _wide(width: int) -> Work:
 
 
 def _three(label: str, work: Work, title: str, floor: str) -> list[Contender]:
-    """Archipel and two floors at one point of a curve."""
+    """Return Archipel and two floors at one point of a curve."""
     chunk = {"chunk": 10}
     return [
         Contender(f"{ARCHIPEL}: {label}", "archipel", work),

@@ -1,4 +1,4 @@
-"""Contenders as processes that work in turns: one works, all others are stopped."""
+"""Contenders as processes that take turns: one works, all others are stopped."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ PATIENCE = 600.0
 """Seconds to wait for an answer."""
 
 
-class ContenderFailed(RuntimeError):  # noqa: N818 (it is what happened)
-    """A contender ended or fell silent; the message ends with the last lines it wrote."""
+class ContenderFailed(RuntimeError):  # noqa: N818 (it names the event)
+    """A contender ended or stopped answering; the message ends with the last line it wrote."""
 
 
 class Running:
-    """A contender's process with all that it starts, and the answers it gives.
+    """A contender's process with its children, and its answers.
 
     Args:
         command: what to run.
-        log: the file for what it writes besides its answers.
-        environment: variables, in addition to those there are.
+        log: file for everything it writes besides its answers.
+        environment: additional variables.
     """
 
     def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
@@ -43,25 +43,25 @@ class Running:
                 stderr=errors,
                 text=True,
                 env=os.environ | dict(environment),
-                start_new_session=True,  # Ctrl-C is for the benchmark, which ends its contenders itself
+                start_new_session=True,  # Ctrl-C reaches only the benchmark, which ends its contenders itself
                 preexec_fn=_end_with_parent,
             )
 
     def first(self) -> dict[str, Any]:
-        """Waits for the first round. ``"first"``: seconds from the start of the process to its end; ``"moved"``."""
+        """Wait for the first round; return ``"first"``, the seconds from the start to its end, and ``"moved"``."""
         answer = self._answer()
         self._signal(signal.SIGSTOP)
         return answer | {"first": answer["first"] - self._began}
 
     def turn(self, rounds: int, watch: Callable[[], None] | None = None) -> list[float]:
-        """Lets it work so many rounds.
+        """Let it work a number of rounds.
 
         Args:
-            rounds: how many.
-            watch: called again and again meanwhile.
+            rounds: number of rounds.
+            watch: called repeatedly meanwhile.
 
         Returns:
-            The seconds of each.
+            The seconds of each round.
         """
         self._signal(signal.SIGCONT)
         assert self._process.stdin is not None
@@ -72,11 +72,11 @@ class Running:
         return seconds
 
     def memory(self) -> float:
-        """Megabytes of all its processes: proportional set sizes, in which what is shared counts once."""
+        """Return the megabytes of all its processes: proportional set sizes, which count shared memory once."""
         return sum(_proportional(pid) for pid in self._tree()) / 1024
 
     def close(self) -> None:
-        """Ends it: by being told, or after a few seconds by force."""
+        """Tell it to end, and after a few seconds kill it."""
         tree = self._tree()
         self._signal(signal.SIGCONT)
         with suppress(BrokenPipeError):
@@ -85,7 +85,7 @@ class Running:
             self._process.stdin.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(5)
-        for pid in reversed(tree):  # whatever is left
+        for pid in reversed(tree):  # the remaining processes
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._process.wait()
@@ -123,7 +123,7 @@ class Running:
 
 
 def descendants(pid: int) -> list[int]:
-    """A process and all that come from it, parents before children.
+    """Return a process and its descendants, parents before children.
 
     >>> os.getpid() in descendants(os.getpid())
     True
@@ -141,13 +141,13 @@ def descendants(pid: int) -> list[int]:
 
 
 def _end_with_parent() -> None:
-    """Asks Linux to kill this process when the benchmark is gone: a stopped contender would wait for ever."""
+    """Ask Linux to kill this process when the benchmark is gone: a stopped contender would wait forever."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def _proportional(pid: int) -> int:
-    """Kilobytes; 0 for a process that is gone."""
+    """Return a process' kilobytes; 0 if it is gone."""
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):

@@ -1,4 +1,4 @@
-"""The tables of ``make speed``, the targets beside what was measured, and the files they are written to."""
+"""The tables of ``make speed``, its targets with the measurements, and its files."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Found = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Reach:
-    """A target beside what was measured.
+    """A target and its measurement.
 
     Args:
-        what: is compared.
-        most: it may be.
-        value: it is; ``None``: not measured.
-        least, greatest: over turns, where there are some.
-        unit: after the numbers.
+        what: what is compared.
+        most: the target, an upper bound.
+        value: the measurement; ``None``: not measured.
+        least, greatest: over turns, if there are several.
+        unit: of the numbers.
     """
 
     what: str
@@ -60,7 +60,7 @@ def bench(
     data_dir: Path | None = None,
     console: Console,
 ) -> None:
-    """Measures, prints the tables, and writes ``speed.md``, ``speed.json`` and a figure, as PNG and PDF."""
+    """Measure, print the tables, and write ``speed.md``, ``speed.json`` and a figure, as PNG and PDF."""
     out.mkdir(parents=True, exist_ok=True)
     data = data_found(data_dir)
 
@@ -74,7 +74,7 @@ def bench(
     results, stopped = measure(plan, peers, data_dir=data_dir, keep=write)
     text = write(results, stopped)
     from archipel.reports.figures import save
-    from speed.drawing import draw  # matplotlib costs a second
+    from speed.drawing import draw  # importing matplotlib takes a second
 
     drawn = save(draw(results, plan), out, "speed")
     console.print(Markdown(text))
@@ -85,8 +85,8 @@ def bench(
 def report(
     results: Results, plan: Plan, peers: Mapping[str, str], command: str, data: str, stopped: bool = False
 ) -> str:
-    """All tables with their foot, in Markdown."""
-    parts = ["**Stopped by Ctrl-C: what had been measured until then.**"] if stopped else []
+    """Return all tables with their foot in Markdown."""
+    parts = ["**Stopped by Ctrl-C: only what was measured until then.**"] if stopped else []
     parts.append(_table("Targets", ["", "target", "measured", "reached"], [reach.row for reach in reaches(results)]))
     parts += [
         timings(name, plan.workloads[name].title, found)
@@ -98,12 +98,12 @@ def report(
 
 
 def usable(found: Found | None) -> bool:
-    """Whether a contender was timed."""
+    """Return whether a contender was timed."""
     return found is not None and bool(found.get("turns")) and "failed" not in found
 
 
 def reaches(results: Results) -> list[Reach]:
-    """The targets, each with what was measured."""
+    """Return the targets with their measurements."""
     W1, W2, W3 = (results.get(name, {}) for name in ("W1", "W2", "W3"))
     return [
         _against("W1: Archipel ÷ the fastest other simulator", 0.8, W1, _fastest(W1, list(PEERS))),
@@ -119,7 +119,7 @@ def reaches(results: Results) -> list[Reach]:
 
 
 def _fastest(found: Found, kinds: Sequence[str]) -> str | None:
-    """The fastest contender of some kinds."""
+    """Return the name of the fastest contender of some kinds."""
     timed = {name: median(one) for name, one in found.items() if one["kind"] in kinds and usable(one)}
     return min(timed, key=timed.__getitem__, default=None)
 
@@ -132,7 +132,7 @@ def _against(what: str, most: float, found: Found, other: str | None) -> Reach:
 
 
 def _mixture(found: Found) -> Reach:
-    """FedSPM's round beside the two rounds that learn the same networks without a mixture."""
+    """Compare FedSPM's round with the two rounds that train the same networks without a mixture."""
     what = "W3: FedSPM with the incremental E-step ÷ FedAvg of encoder and router"
     if not all(usable(found.get(name)) for name in (INCREMENTAL, PLAIN, ROUTER)):
         return Reach(what, 1.5, None)
@@ -140,7 +140,7 @@ def _mixture(found: Found) -> Reach:
 
 
 def together(one: Found, other: Found) -> Found:
-    """Two rounds one after the other: sums of the turns' medians."""
+    """Return the time of two rounds in sequence: sums of the turns' medians."""
     sums = [
         [median({"turns": [a]}) + median({"turns": [b]})] for a, b in zip(one["turns"], other["turns"], strict=False)
     ]
@@ -152,7 +152,7 @@ def _overhead(found: Found) -> Reach:
     ours, floor = found.get("Archipel, loop"), found.get(LOOP)
     if ours is None or floor is None or not (usable(ours) and usable(floor)):
         return Reach(what, 0.2, None, unit=" ms")
-    pairs = zip(ours["turns"], floor["turns"], strict=False)  # as for a ratio: what slows a turn slows both
+    pairs = zip(ours["turns"], floor["turns"], strict=False)  # turn by turn, as for ratios: other load slows both
     rounds = [median({"turns": [a]}) - median({"turns": [b]}) for a, b in pairs]
     costs = [1e3 * seconds / (TINY.cohort * TINY.local_steps) for seconds in rounds]
     return Reach(what, 0.2, statistics.median(costs), min(costs), max(costs), " ms")
@@ -173,7 +173,7 @@ def _growth(found: Found) -> Reach:
 
 
 def timings(name: str, title: str, found: Found) -> str:
-    """A workload's table: milliseconds a round, what part of it the first contender takes, first round and memory."""
+    """Return a workload's table: milliseconds a round, the first contender's share of them, first round and memory."""
     first = next(iter(found), "")
     heads = ["", "ms a round", f"{first.partition(': ')[0]} ÷ it", "first round, s", "MB", "moved"]
     rows = []
@@ -203,7 +203,7 @@ def timings(name: str, title: str, found: Found) -> str:
 
 
 def _beside(first: str, contender: str) -> str:
-    """Whom a contender is compared with: the first one, on a curve where its own point is.
+    """Return whom a contender is compared with: the first one, on a curve the first one at the same point.
 
     >>> _beside("Archipel", "bare loop"), _beside("Archipel: 10", "bare loop: 30")
     ('Archipel', 'Archipel: 30')
@@ -217,7 +217,7 @@ def _share(middle: float, least: float, most: float) -> str:
 
 
 def foot(plan: Plan, peers: Mapping[str, str], command: str, data: str) -> str:
-    """How, where and on what it was measured, and who is missing."""
+    """Return the lines below the tables: how and where it was measured, and which simulators are missing."""
     about = machine()
     missing = [f"{peer.title} (pip install {peer.install})" for name, peer in PEERS.items() if name not in peers]
     versions = ", ".join(f"{name} {about[name]}" for name in ("archipel", "torch", "numpy"))
@@ -228,9 +228,9 @@ def foot(plan: Plan, peers: Mapping[str, str], command: str, data: str) -> str:
         f"Contenders work in turns, one at a time, {plan.turns} turns of {plan.seconds:g} s or a round{more}; a round "
         "is the median of the turns' medians, a ratio that of the turns' ratios, with the least and the most.",
         "First round: from the start of the process to the end of its first round, with imports, data and compilation.",
-        "MB: the peak of the proportional set sizes of all its processes together, in a turn that isn't timed.",
+        "MB: the peak of the proportional set sizes of all its processes together, in a turn that is not timed.",
         "Moved: how far the shared model is from its start after the first round; equal work moves it about equally.",
-        *([f"Not here, and so not measured: {'; '.join(missing)}."] if missing else []),
+        *([f"Not installed, and so not measured: {'; '.join(missing)}."] if missing else []),
         f"Command: `{command}`.",
         f"{about['date'][:10]}; {about['processor']}, {about['usable']} cores, {platform.system()}; Python "
         f"{about['python']}, {versions}; {revision_words(about['git'])}.",
@@ -239,7 +239,7 @@ def foot(plan: Plan, peers: Mapping[str, str], command: str, data: str) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """The environment with the processor's name and the cores this process may use."""
+    """Return the provenance with the processor's name and the number of cores this process may use."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return provenance() | {"processor": _processor(), "usable": usable}
 

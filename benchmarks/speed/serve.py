@@ -1,4 +1,4 @@
-"""A contender's process: ``python -m speed.serve SPEC``, told when to work through its input."""
+"""A contender's process, ``python -m speed.serve SPEC``, which works when its input tells it to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from speed.work import Work
 
 
 def main(text: str) -> None:
-    """Runs what the text describes, in JSON: ``kind`` (``"archipel"`` or a floor), ``work`` and ``options``."""
+    """Run what a JSON text describes: ``kind`` (``"archipel"`` or a floor), ``work`` and ``options``."""
     pace, spec = Pace(), json.loads(text)
     torch.set_num_threads(1)
     work = Work.of(spec["work"])

@@ -1,4 +1,4 @@
-"""What is timed: how many clients do which local work, and on what data."""
+"""The timed work: how many clients make which local steps, and on what data."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ IMAGES = 60_000
 
 @dataclass(frozen=True)
 class Work:
-    """A round's work, the same for whoever does it.
+    """A round's work, the same for every contender.
 
     Args:
-        clients: the population.
-        cohort: who takes part in a round, drawn at random.
-        examples: each client holds.
+        clients: size of the population.
+        cohort: number of clients in a round, drawn at random.
+        examples: of each client.
         batch: examples a local step; an epoch is a pass over a new order of the client's examples.
         epochs: of local SGD.
         network: ``"linear"``, ``"mlp"`` or ``"cnn"`` (:mod:`speed.peers.networks`).
@@ -56,7 +56,7 @@ class Work:
 
     @property
     def local_steps(self) -> int:
-        """Steps that a client makes in a round.
+        """Number of steps that a client makes in a round.
 
         >>> Work(clients=1000, cohort=100, examples=60, batch=20).local_steps
         3
@@ -65,26 +65,26 @@ class Work:
 
     @property
     def plain(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """The work in JSON's types."""
         return asdict(self) | {"shape": list(self.shape)}
 
     @classmethod
     def of(cls, plain: dict[str, Any]) -> Work:
-        """The inverse."""
+        """Return the work that ``plain`` describes."""
         return cls(**plain | {"shape": tuple(plain["shape"])})
 
 
 def prepare(work: Work, folder: Path, data_dir: Path | None = None, rows: int = IMAGES) -> Work:
-    """Writes the examples that all contenders read: Fashion-MNIST where it is found, else noise of the same shape.
+    """Write the examples that all contenders read: Fashion-MNIST if it is found, otherwise noise of the same shape.
 
     ``x.npy`` holds float32 values of mean 0 and variance 1, or ``pixels.npy`` bytes; ``y.npy`` classes. Smaller shapes
     are made by leaving out rows and columns of pixels, more channels by repeating the one.
 
     Args:
         work: whose data.
-        folder: where to; what is there already stays.
-        data_dir: where Fashion-MNIST lies, if not where it usually does.
-        rows: how many examples at most.
+        folder: to write to; existing files are kept.
+        data_dir: folder of Fashion-MNIST, if it is not in a usual place.
+        rows: largest number of examples.
 
     Returns:
         The work with its data.
@@ -106,7 +106,7 @@ def prepare(work: Work, folder: Path, data_dir: Path | None = None, rows: int = 
 
 
 def found(data_dir: Path | None = None) -> str:
-    """What the data are, in words."""
+    """Name the data in words."""
     try:
         fashion_mnist(data_dir, verify=False)
     except FileNotFoundError:

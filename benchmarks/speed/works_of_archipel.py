@@ -1,4 +1,4 @@
-"""The works as a user of Archipel would write them."""
+"""The works as a user of Archipel writes them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ROUTING_STEPS = 15
 
 
 def federation(work: Work) -> Federation:
-    """The clients, whose examples are views of the rows that all contenders read, and who test on nothing."""
+    """Return clients without test examples, whose examples are views of the rows that all contenders read."""
     x, y = shards.read(work.plain)
     rows, labels = torch.from_numpy(x), torch.from_numpy(y)
     channels = work.shape[0]
@@ -55,7 +55,7 @@ def federation(work: Work) -> Federation:
 
 
 def algorithm(work: Work, federation: Federation) -> Algorithm:
-    """What is run."""
+    """Return the algorithm of a work."""
     counted: dict[str, Any] = {"steps": work.steps} if work.steps else {"epochs": work.epochs}
     local = SGD(lr=work.lr, batch=work.batch, momentum=work.momentum, **counted)
     if work.method in ("fedspm-exact", "fedspm-incremental"):
@@ -72,7 +72,7 @@ def algorithm(work: Work, federation: Federation) -> Algorithm:
         return FedAvg(classification(LeNet(work.shape, 32, channels=(8, 16)), federation), local)
     if work.steps:  # FedSPM's predictive encoder, without a mixture
         return FedAvg(classification(LeNet(work.shape, 32), federation), local)
-    # The weights that all contenders start from, in a module as users make them: the format is the library's to choose.
+    # The weights that all contenders start from, in a module as users make it: the library chooses the memory format.
     network = networks.started(work.plain)
     network.last = False
     network.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
@@ -100,16 +100,16 @@ def run(
     precision: Precision = "float32",
     rounds: int = 1_000_000,
 ) -> None:
-    """Trains, round after round.
+    """Train, round after round.
 
     Args:
         work: what.
-        each: called after each round with a function that tells how far the shared model has moved; it ends the run by
-            an exception.
+        each: called after each round with a function that returns how far the shared model has moved; it ends the run
+            by an exception.
         engine: of :func:`archipel.fit`.
         workers: likewise.
         precision: likewise.
-        rounds: after which the run ends anyway.
+        rounds: largest number of rounds.
     """
     clients = federation(work)
 

@@ -27,7 +27,7 @@ def main(work: dict[str, Any], threads: int = 1) -> None:
     start.to(memory_format=torch.contiguous_format)
 
     class Loader:
-        """Shuffled minibatches of tensors: a DataLoader would take them apart and put them together again."""
+        """Yield shuffled minibatches of tensors, without a DataLoader, which would collate single examples."""
 
         def __init__(self, place: slice) -> None:
             self.x, self.y = x[place], y[place]
@@ -45,14 +45,14 @@ def main(work: dict[str, Any], threads: int = 1) -> None:
             return copy.deepcopy(start)
 
     class Sequential(fedavg.FedAvgBaseClientTrainer):
-        """With the work's momentum, which starts at 0 at each client."""
+        """Train with the work's momentum, which starts at 0 at each client."""
 
         def train(self, model_parameters: torch.Tensor, train_loader: Any, cid: int) -> Any:
             self.optimizer = torch.optim.SGD(self.model.parameters(), lr=self.lr, momentum=work["momentum"])
             return super().train(model_parameters, train_loader, cid)
 
     class OnThreads(fedavg.FedAvgThreadPoolClientTrainer):
-        """Likewise; its own ``train`` takes no momentum."""
+        """Train with momentum, which its own ``train`` does not take."""
 
         def train(
             self, model: Any, model_parameters: torch.Tensor, train_loader: Any, epochs: int, cid: int, **rest: Any

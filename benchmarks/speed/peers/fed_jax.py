@@ -32,7 +32,7 @@ def main(work: dict[str, Any], devices: int = 1) -> None:
     x = x.reshape(len(x), -1) if work["network"] != "cnn" else np.ascontiguousarray(x.transpose(0, 2, 3, 1))
 
     def layer(*shape: int) -> dict[str, Any]:
-        """Drawn as torch draws a layer: uniform on ±1/√(inputs)."""
+        """Draw a layer as torch does: uniform on ±1/√(inputs)."""
         bound = 1 / math.sqrt(math.prod(shape[:-1]))
         return {
             "w": rng.uniform(-bound, bound, shape).astype(np.float32),

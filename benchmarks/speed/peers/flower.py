@@ -1,4 +1,4 @@
-"""FedAvg in Flower's simulation: an actor a core, each with one thread, and data that stay in the actors."""
+"""FedAvg in Flower's simulation: one actor a core with one thread each, and data that stay in the actors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pace import FOREVER, Pace
 
 @cache
 def held(text: str) -> tuple[networks.Whole, list[tuple[torch.Tensor, torch.Tensor]]]:
-    """An actor's model and all clients' data, made once."""
+    """Return an actor's model and all clients' data, made once."""
     torch.set_num_threads(1)
     work = json.loads(text)
     x, y = (torch.from_numpy(values) for values in shards.read(work))

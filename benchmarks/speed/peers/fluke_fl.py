@@ -1,4 +1,4 @@
-"""FedAvg in fluke: one process, one client after another, its fast loader, nothing evaluated."""
+"""FedAvg in fluke: one process, one client after another, its fast loader, no evaluation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def main(work: dict[str, Any]) -> None:
     x, y = (torch.from_numpy(values) for values in shards.read(work))
 
     class Splitter:
-        """The division of the data that everybody works on, where fluke asks for one."""
+        """Return the common division of the data, for which fluke asks."""
 
         def assign(self, n_clients: int, batch_size: int) -> Any:
             loaders = [

@@ -1,4 +1,4 @@
-"""The networks that all contenders made of torch train."""
+"""The networks of all contenders that use torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 def encoder(work: Mapping[str, Any]) -> nn.Module:
-    """All but the last layer.
+    """Return all layers except the last.
 
     Args:
         work: ``"shape"`` of an example, and ``"network"``: ``"linear"``, ``"mlp"`` with ``"hidden"`` units, or
@@ -61,14 +61,14 @@ class Whole(nn.Module):
 
 
 def started(work: Mapping[str, Any]) -> Whole:
-    """The network with the weights that all contenders start from."""
+    """Return the network with the weights that all contenders start from."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return Whole(work)
 
 
 def distance(model: nn.Module, start: nn.Module) -> float:
-    """‖θ − θ_0‖."""
+    """Return ‖θ − θ_0‖."""
     with torch.no_grad():
         pairs = zip(model.parameters(), start.parameters(), strict=True)
         return float(sum(((a - b) ** 2).sum() for a, b in pairs)) ** 0.5

@@ -1,4 +1,4 @@
-"""How a contender talks with the benchmark: it works so many rounds when told to, and says how long each took."""
+"""The protocol between contender and benchmark: a contender works the rounds it is told, and returns their times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 FOREVER = 1_000_000
-"""Rounds to ask of a framework that wants to know how many: the benchmark ends it before."""
+"""Number of rounds given to frameworks that need one; the benchmark ends them earlier."""
 
 
 class Pace:
@@ -30,7 +30,7 @@ class Pace:
         self._began = 0.0
 
     def mark(self, moved: Callable[[], float] | None = None) -> None:
-        """The end of a round.
+        """Mark the end of a round.
 
         Args:
             moved: how far the shared model has moved from its start, asked for after the first round: whoever did the

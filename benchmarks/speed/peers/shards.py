@@ -11,17 +11,17 @@ from numpy.typing import NDArray
 
 
 def read(work: Mapping[str, Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """All rows there are: images ``(n, channels, height, width)``, normalised float32 or bytes, and classes."""
+    """Return all rows: images ``(n, channels, height, width)``, normalised float32 or bytes, and classes."""
     folder = Path(work["data"])
     x = np.load(folder / ("x.npy" if work["stored"] == "floats" else "pixels.npy"))
     y = np.load(folder / "y.npy")
     size = work["examples"]
-    whole = len(x) // size * size  # so that every client's rows are one stretch
+    whole = len(x) // size * size  # so that every client's rows are consecutive
     return x[:whole], y[:whole]
 
 
 def places(work: Mapping[str, Any], rows: int) -> list[slice]:
-    """Which rows each client holds. Where there are more clients than rows for them, they hold the same ones again."""
+    """Return the rows of each client; if there are too few rows for all clients, rows are used again."""
     size = work["examples"]
     starts = [client * size % rows for client in range(work["clients"])]
     return [slice(start, start + size) for start in starts]

@@ -1,6 +1,6 @@
-"""Figures of runs and federations: vector PDF and PNG, for colour-blind eyes and grey print.
+"""Figures of runs and federations as PDF and PNG, readable without colour.
 
-Colours are Okabe and Ito's; whatever colour tells apart, a marker, a dash or a hatch tells apart too.
+Colours are Okabe and Ito's. Markers, dashes or hatches repeat every distinction that a colour makes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LEAST_HEIGHT = 1.6
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """Writes ``name.pdf`` and ``name.png`` and returns their paths. Nothing is opened."""
+    """Write ``name.pdf`` and ``name.png``, and return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     FigureCanvasAgg(figure)
     paths = [folder / f"{name}.{kind}" for kind in ("pdf", "png")]
@@ -45,11 +45,11 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
 
 
 def accuracy_curves(histories: Mapping[str, Sequence[dict[str, Any]]], oracle: float | None = None) -> Figure:
-    """System and average accuracy against rounds, a colour a method.
+    """Draw system and average accuracy against rounds, a colour for each method.
 
     Args:
         histories: by method's name, its run's history.
-        oracle: accuracy of a model that knows everything, drawn as a dashed line.
+        oracle: accuracy of a model that knows client and component, drawn as a dashed line.
     """
     figure = Figure(figsize=(6.4, 3.8), layout="constrained")
     axes = figure.add_subplot()
@@ -75,7 +75,7 @@ def accuracy_curves(histories: Mapping[str, Sequence[dict[str, Any]]], oracle: f
 
 
 def routing_confusion(run: Run, federation: Federation) -> Figure:
-    """Where test examples came from against where they were routed, as shares of each client's examples."""
+    """Draw the shares of each client's test examples that were routed to each client."""
     names = run.facts.names
     rows = [
         torch.bincount(run.route(client.test["x"]).clients, minlength=len(names)).double()
@@ -102,7 +102,7 @@ def routing_confusion(run: Run, federation: Federation) -> Figure:
 
 
 def federation_figure(federation: Federation) -> Figure:
-    """What makes clients differ, a column a client: an image of each component, component weights, and labels.
+    """Draw how clients differ, a column for each client: an image of each component, component weights, and labels.
 
     Of labels the true ones are shown, before any permutation, where the truth is known.
 
@@ -133,7 +133,7 @@ def federation_figure(federation: Federation) -> Figure:
 
 
 def _sample(client: Client, component: int | None) -> Tensor | None:
-    """An example of the component; of the most frequent class of the client, so that components can be compared."""
+    """Return an example of the component, if possible of the client's most frequent class."""
     train, truth = client.train, client.truth.get("train", {})
     label = truth.get("label", train["y"])
     wanted = label == label.mode().values
@@ -187,5 +187,5 @@ def _labels(axes: Axes, clients: Sequence[Client], classes: tuple[str, ...], fig
 
 
 def bare(axes: Axes) -> None:
-    """No frame but the two axes."""
+    """Remove the frame except for the two axes."""
     axes.spines[["top", "right"]].set_visible(False)

@@ -24,8 +24,8 @@ class Entry:
 
     Args:
         mean: over seeds.
-        sd: standard deviation over seeds, divided by n − 1; ``None`` for one seed, or where it isn't known.
-        rank: 1, 2 or 3, where it is marked.
+        sd: standard deviation over seeds, divided by n − 1; ``None`` for one seed, or if it is unknown.
+        rank: 1, 2 or 3, if it is marked.
     """
 
     mean: float
@@ -34,7 +34,7 @@ class Entry:
 
     @classmethod
     def of(cls, values: Sequence[float], scale: float = 1.0) -> Entry | None:
-        """Mean and standard deviation of the values, times a scale; ``None`` for none.
+        """Return mean and standard deviation of the values times a scale; ``None`` if there are no values.
 
         >>> Entry.of([0.25, 0.75], 100)
         Entry(mean=50.0, sd=35.35533905932738, rank=None)
@@ -57,8 +57,8 @@ class Column:
     Args:
         group: what stands above it, and above its neighbours of the same group.
         title: its own head.
-        entries: by row; a row that isn't there, or ``None``, is shown as a dash.
-        best: which values are the best, and marked; ``None``: none are.
+        entries: by row; a missing row or ``None`` is shown as a dash.
+        best: which values are best, and marked; ``None``: none are.
     """
 
     group: str
@@ -93,7 +93,7 @@ class Table:
 
 
 def ranks(values: Mapping[str, float], best: Literal["high", "low"] = "high") -> dict[str, int]:
-    """Who is first, second and third. Equal values share the better place, and leave the next one out.
+    """Return the first, second and third. Equal values share the better place, and the next place stays empty.
 
     >>> ranks({"a": 1.0, "b": 3.0, "c": 3.0, "d": 2.0, "e": 0.0})
     {'b': 1, 'c': 1, 'd': 3}
@@ -105,7 +105,7 @@ def ranks(values: Mapping[str, float], best: Literal["high", "low"] = "high") ->
 
 
 def markdown(table: Table) -> str:
-    """The table in Markdown, with its title as a bold line."""
+    """Return the table in Markdown, with its title as a bold line."""
     columns = [column.marked for column in table.columns]
     heads = ["", *(f"{column.group}: {column.title}" if column.group else column.title for column in columns)]
     lines = [f"**{table.title}**", "", _bar(heads), _bar(["---", *["---:"] * len(columns)])]
@@ -115,7 +115,7 @@ def markdown(table: Table) -> str:
 
 
 def latex(table: Table) -> str:
-    """The table as a LaTeX ``table`` with booktabs' rules."""
+    """Return the table as a LaTeX ``table`` with booktabs' rules."""
     columns = [column.marked for column in table.columns]
     groups: list[tuple[str, int]] = []
     for column in columns:
@@ -143,7 +143,7 @@ def latex(table: Table) -> str:
 
 
 def as_csv(tables: Sequence[Table]) -> str:
-    """All entries of some tables, one a line: table, row, group, column, mean, sd, rank."""
+    """Return all entries of some tables, one a line: table, row, group, column, mean, sd, rank."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["table", "row", "group", "column", "mean", "sd", "rank"])
@@ -158,7 +158,7 @@ def as_csv(tables: Sequence[Table]) -> str:
 
 
 def for_terminal(table: Table, width: int = 80) -> list[RichTable]:
-    """The table for a rich console, in as many pieces as its width needs.
+    """Return the table for a rich console, in as many pieces as its width needs.
 
     Args:
         table: to show.
@@ -198,7 +198,7 @@ def _texts(column: Column, rows: Mapping[str, str]) -> list[str]:
 
 
 def tex(text: str) -> str:
-    r"""Text with LaTeX's special characters written out.
+    r"""Escape LaTeX's special characters in a text.
 
     >>> tex("worst 10 % (C×), α_inter")
     'worst 10 \\% (C$\\times$), $\\alpha$\\_inter'

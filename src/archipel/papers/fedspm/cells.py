@@ -42,7 +42,7 @@ class Point:
 
 
 def points(settings: Mapping[str, Setting], methods: Sequence[str], seeds: int) -> list[Point]:
-    """Return every method in every setting with seeds 0, 1, …"""
+    """Return every method in every setting with every seed from 0."""
     return [
         Point(group, method, setting.config(method, seed), METHODS[method].cost)
         for group, setting in settings.items()
