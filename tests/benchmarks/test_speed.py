@@ -277,7 +277,7 @@ def test_tables_show_times_shares_failures_and_who_is_missing():
     assert "| Flower | 4,500.0 (4,000.0–5,000.0) | 0.65 (0.50–0.80) | 2.0 | 100 | 0.5 |" in text
     assert "| fluke | failed: out of memory |" in text
     assert "| FedAvg of the encoder and of the router | 2,500.0 | 1.20 (1.20–1.20) |" in text
-    missing = text.partition("Not here")[2].partition("\n")[0]
+    missing = text.partition("Not installed")[2].partition("\n")[0]
     assert all(peer.title in missing for name, peer in speed.PEERS.items() if name != "pfl")
     assert "pfl-research" not in missing
     assert "growth:" not in text  # memory alone, which is among the targets
