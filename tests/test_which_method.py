@@ -13,6 +13,7 @@ from archipel.engines.setting import Setting
 from archipel.experiments.methods import SECTIONS
 from archipel.learning.tasks import classification
 from archipel.papers.consensus.entrants import ENTRANTS, STEPS
+from archipel.reports.method_table import replaced
 
 PAGE = (Path(__file__).parents[1] / "docs" / "which-method.md").read_text()
 CLIENTS, EXAMPLES = 5, 8
@@ -32,6 +33,10 @@ def rows():
     table = re.search(r"\| Method \| Up \| Down \| Kept \|.*?\n\n", PAGE + "\n\n", re.DOTALL).group()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.strip().splitlines()[2:]]
     return {name: [int(number.replace(",", "")) for number in numbers[:3]] for name, *numbers in cells}
+
+
+def test_the_table_of_all_methods_is_made_from_their_classes():
+    assert replaced(PAGE) == PAGE, "python -m archipel.reports.method_table docs/which-method.md writes it anew"
 
 
 def test_every_method_of_the_benchmark_has_a_row_and_a_section_of_its_own():

@@ -21,7 +21,7 @@ from archipel.learning.sgd import Batch, trained
 
 @dataclass(frozen=True, eq=False)
 class APFL(SharedModel):
-    """A personal model that is a mixture of a local one and the shared one.
+    """A personal model that mixes a local model and the shared one.
 
     Client k's model is the mixture ω̄_k = α_k ω_k + (1 − α_k) θ (eq. 11), where θ minimises the mean of all f_k and ω_k
     minimises f_k(ω̄_k) (eq. 10). A step takes both gradients on one minibatch at the old ω_k and the old θ_k,

@@ -22,7 +22,7 @@ from archipel.learning.tasks import Task
 
 @dataclass(frozen=True, eq=False)
 class Ditto(Algorithm):
-    """A personal model beside the shared one, held near it by a proximal term, and never part of it.
+    """A personal model beside the shared one, kept near it by a proximal term; the shared model ignores it.
 
     Problem (8): client k minimises f_k(ω_k) + μ/2 ‖ω_k − θ*‖², θ* being where the inner algorithm ends. In a round the
     clients make s steps each on the proximal task, whose centre is the model that was broadcast,

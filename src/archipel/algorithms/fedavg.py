@@ -13,7 +13,7 @@ from archipel.algorithms.parts.shared_model import SharedModel
 
 @dataclass(frozen=True, eq=False)
 class FedAvg(SharedModel):
-    """Federated averaging: every client runs local SGD from the shared model, the server averages where they end.
+    """Federated averaging: clients run local SGD from the shared model, and the server averages the results.
 
     θ^(t+1) = Σ_{i∈S} n_i θ_i^(t+1) / Σ_{i∈S} n_i, with θ_i^(t+1) the end of client i's local run from θ^(t)
     (Algorithm 1 of the paper), n_i the training examples it holds and S those who answered.

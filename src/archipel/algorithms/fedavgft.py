@@ -21,7 +21,7 @@ TUNING = SGD(lr=0.01, epochs=1, batch=128, momentum=0.9)
 
 @dataclass(frozen=True, eq=False)
 class FedAvgFT(SharedModel):
-    """FedAvg, whose shared model every client fine-tunes on its own data before it is used.
+    """FedAvg, whose shared model every client tunes on its own data before it predicts.
 
     Training is :class:`FedAvg`'s to the bit, θ^(t+1) = Σ_{i∈S} n_i θ_i^(t+1) / Σ_{i∈S} n_i. In an evaluation client i
     tunes the shared model by local SGD on f_i, and is measured before and after. Training never sees the tuned models,

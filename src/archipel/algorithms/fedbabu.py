@@ -21,7 +21,7 @@ from archipel.learning.sgd import SGD, Loss, Solution, trained
 
 @dataclass(frozen=True, eq=False)
 class FedBABU(SharedModel):
-    """A shared body trained under a head that never moves, and a head fine-tuned by every client in the end.
+    """A shared body trained under a fixed random head, which each client tunes after training.
 
     All clients share one random head v⁰. In a round client k makes local SGD on the body alone, w_k ← w_k − η ∇_w
     f_k(w_k, v⁰), and the server averages, w ← Σ_{k∈S} n_k w_k / Σ_{k∈S} n_k (Algorithm 1). So the bodies learn to serve

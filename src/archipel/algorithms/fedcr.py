@@ -33,7 +33,7 @@ FLOOR = 1e-4
 
 @dataclass(frozen=True, eq=False)
 class FedCR(SharedModel):
-    """A shared stochastic encoder under local heads, aligned class by class with what all clients' encoders say.
+    """A shared stochastic encoder under local heads; features are aligned by class across clients.
 
     The encoder maps x to a normal p(z|x) = N(μ(x), Σ(x)), Σ diagonal: μ is the task's encoder, and the variance is
     softplus of a linear layer on it. Client k minimises by local SGD (eq. 23)

@@ -25,7 +25,7 @@ from archipel.learning.tasks import Supervised
 
 @dataclass(frozen=True, eq=False)
 class FedDRM(SharedModel):
-    """Local heads and a classifier of clients on one shared encoder; the classifier's logits route queries.
+    """Local heads and a classifier of clients on one shared encoder; the classifier routes queries.
 
     Client i's inputs have the density exp(γ_i + ξ_iᵀ g_θ(x)) relative to a baseline that is never modelled, and its
     labels the model P_i(y|x) = softmax(α_i + β_i g_θ(x)). Empirical likelihood makes of the densities a classifier over

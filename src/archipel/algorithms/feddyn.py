@@ -20,15 +20,15 @@ from archipel.learning.sgd import SGD, Shift, proximal, trained
 
 @dataclass(frozen=True, eq=False)
 class FedDyn(SharedModel):
-    """One model for everybody, whose fixed point is the common optimum however many local steps are made.
+    """One model for all clients; its fixed point is the common optimum for any number of local steps.
 
     Client k keeps an estimate g_k of ∇f_k at where it last was, 0 at first, and minimises by local SGD from θ^(t)
     (eq. 12)
 
         f_k(θ_k) − ⟨g_k, θ_k⟩ + μ/2 ‖θ_k − θ^(t)‖², then g_k ← g_k − μ (θ_k^(t+1) − θ^(t)) (eq. 15),
 
-    which is ∇f_k(θ_k^(t+1)) where the minimum is exact (eq. 14) and is what is kept where it isn't. The server follows
-    the mean h = Σ_k ρ_k g_k over *all* clients, of which those that weren't sampled haven't moved, and corrects by it:
+    which is ∇f_k(θ_k^(t+1)) if the minimum is exact (eq. 14). The server follows the mean h = Σ_k ρ_k g_k over *all*
+    clients, of which those that were not sampled have not moved, and corrects the model by it:
 
         h ← h − μ Σ_{k∈S} ρ_k (θ_k^(t+1) − θ^(t)),  θ^(t+1) = Σ_{k∈S} ρ_k θ_k^(t+1) / Σ_{k∈S} ρ_k − h/μ,
 
@@ -37,13 +37,13 @@ class FedDyn(SharedModel):
 
     Args:
         task: the model and its loss.
-        local: the local solver; for an exact solve give it ``batch=None``, a ``tolerance`` and steps enough.
+        local: the local solver. An exact solve takes ``batch=None``, a ``tolerance`` and enough steps.
         penalty: μ, above 0 (the paper's α). Large μ moves in small steps, small μ trusts the estimates more.
         weights: ρ_k: ``"uniform"``, 1/K, as in the paper, or ``"examples"``, n_k/n.
         batch_norm: what becomes of BatchNorm's statistics: ``"share"``, ``"local"`` or ``"recompute"``.
 
     Raises:
-        ValueError: a penalty that isn't above 0.
+        ValueError: the penalty is not above 0.
 
     >>> import torch
     >>> from archipel import SGD, FedDyn, fit

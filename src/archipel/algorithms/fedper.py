@@ -14,7 +14,7 @@ from archipel.algorithms.parts.shared_model import SharedModel
 
 @dataclass(frozen=True, eq=False)
 class FedPer(SharedModel):
-    """A body that all share under heads that stay with their clients.
+    """A shared body under heads that stay with their clients.
 
     The objective is Σ_k ρ_k f_k(w, v_k) over one body w and a head v_k a client. Client k runs local SGD on both from
     (w, v_k) (Algorithm 1), keeps its head, and the server averages the bodies: w ← Σ_{k∈S} ρ_k w_k / Σ_{k∈S} ρ_k. All

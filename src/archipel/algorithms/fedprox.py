@@ -16,7 +16,7 @@ from archipel.learning.sgd import Shift, proximal
 
 @dataclass(frozen=True, eq=False)
 class FedProx(SharedModel):
-    """Federated averaging whose clients are held near the shared model by a proximal term.
+    """Federated averaging with a proximal term that keeps clients near the shared model.
 
     Client k minimises f_k(θ_k) + μ/2 ‖θ_k − θ^(t)‖² from θ^(t) by local SGD (the paper's eq. 2 and Algorithm 2), with
     steps θ_k ← θ_k − η (∇f_k(θ_k) + μ (θ_k − θ^(t))), and the server averages where they end:
@@ -25,7 +25,7 @@ class FedProx(SharedModel):
 
     Args:
         task: the model and its loss.
-        local: the local solver; for an exact solve give it ``batch=None``, a ``tolerance`` and steps enough.
+        local: the local solver. An exact solve takes ``batch=None``, a ``tolerance`` and enough steps.
         penalty: μ, 0 or above.
         weights: ``"examples"``, or ``"uniform"`` as in the paper, which draws the cohort by n_k instead.
         batch_norm: what becomes of BatchNorm's statistics: ``"share"``, ``"local"`` or ``"recompute"``.

@@ -22,7 +22,7 @@ from archipel.learning.sgd import SGD, trained
 
 @dataclass(frozen=True, eq=False)
 class FedRep(SharedModel):
-    """A shared body under local heads, trained in turns: the head to the body it is given, then the body to the head.
+    """A shared body under local heads, trained alternately: the head for the body, then the body for the head.
 
     The objective is that of :class:`FedPer`, Σ_k ρ_k f_k(w, v_k) over one body w and a head v_k a client. In a round
     client k (Algorithm 1)

@@ -19,7 +19,7 @@ from archipel.learning.sgd import Shift, proximal, trained
 
 @dataclass(frozen=True, eq=False)
 class FedSplit(SharedModel):
-    """One model for everybody by Peaceman and Rachford's splitting: proximal steps whose fixed point is the optimum.
+    """One model for all clients by Peaceman-Rachford splitting; its fixed point is the common optimum.
 
     The objective is Σ_k ρ_k f_k(θ). Client k keeps z_k, θ^(0) at first, and in a round (Algorithm 1)
 

@@ -31,7 +31,7 @@ log = logging.getLogger("archipel")
 
 @dataclass(frozen=True, eq=False)
 class FPFC(Algorithm):
-    """Clusters that nobody specified: every pair of personal models is fused or left alone by a non-convex penalty.
+    """Clusters found by a non-convex penalty that fuses or separates every pair of personal models.
 
     The objective is (eq. 19)
 

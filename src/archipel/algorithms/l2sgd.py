@@ -27,7 +27,7 @@ from archipel.learning.sgd import SGD, trained
 
 @dataclass(frozen=True, eq=False)
 class L2SGD(SharedModel):
-    """Personal models of weak consensus, by local steps and steps towards their mean in turn as a coin falls.
+    """Personal models near their mean; a coin chooses between local steps and steps towards the mean.
 
     It minimises (1/K) Σ_k f_k(θ_k) + λ/(2K) Σ_k ‖θ_k − θ̄‖² (eq. 1) by the unbiased gradient of eq. (2). At each step
     one coin, shared by all clients, decides:

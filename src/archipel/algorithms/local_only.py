@@ -1,4 +1,4 @@
-"""Training alone: what every client can do without a federation, and what a personalised method has to beat."""
+"""Training alone: the baseline that a personalised method has to beat."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from archipel.learning.tasks import Task
 
 @dataclass(frozen=True, eq=False)
 class Local(Algorithm):
-    """Every client trains a model of its own on its own data, and nothing is shared.
+    """Every client trains its own model on its own data; nothing is shared.
 
-    Client k minimises f_k(θ_k) by local SGD, from round to round on from where it was; all start from one θ^(0), drawn
-    as the shared methods draw theirs, so that with the same seed their limits without a penalty are this method to the
-    bit. Only the training loss, one number, goes to the server.
+    Client k minimises f_k(θ_k) by local SGD and continues in each round. All start from one θ^(0), drawn as the shared
+    methods draw theirs: with the same seed their limits without a penalty equal this method to the bit. Only the
+    training loss, one number, goes to the server.
 
     Args:
         task: the model and its loss.

@@ -27,7 +27,7 @@ GROWTH, PATIENCE = 1e3, 10
 
 @dataclass(frozen=True, eq=False)
 class PFedMac(SharedModel):
-    """Personal models that maximise their correlation with a shared one; sparse ones, and a third tier, by choice.
+    """Personal models that maximise their correlation with a shared one; sparse or in three tiers by choice.
 
     The objective is the mean over clients of (eqs. 16 and 18)
 

@@ -1,4 +1,4 @@
-"""Training on everybody's data at one place: what a federation does without, and a yardstick for what that costs."""
+"""Training on all data at one place: the yardstick for what a federation costs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger("archipel")
 
 @dataclass(frozen=True, eq=False)
 class Pooled(Algorithm):
-    """Every client gives its training examples away, and one model is trained on them at the server.
+    """All clients send their training examples to the server, which trains one model on them.
 
     It minimises Σ_k (n_k/n) f_k(θ), the mean loss over all n examples, by SGD on minibatches of the pool. Before the
     first round each client sends its examples, once: that is the whole uplink, it is counted in the first round, and

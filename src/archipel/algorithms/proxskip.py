@@ -26,7 +26,7 @@ from archipel.learning.solver_checks import plain_steps
 
 @dataclass(frozen=True, eq=False)
 class ProxSkip(SharedModel):
-    """One model for everybody; communication is skipped most of the time, and accelerated by it (Scaffnew).
+    """One model for all clients with rare communication, which accelerates convergence (Scaffnew).
 
     The objective is Σ_k ρ_k f_k(θ). Client k keeps h_k, an estimate of ∇f_k, 0 at first. In every iteration all clients
     step, and one coin that turns up with probability p says whether they communicate (Algorithm 2):

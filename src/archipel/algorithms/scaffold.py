@@ -23,7 +23,7 @@ from archipel.learning.solver_checks import plain_steps
 
 @dataclass(frozen=True, eq=False)
 class SCAFFOLD(SharedModel):
-    """One model for everybody by local steps whose drift is taken out with control variates.
+    """One model for all clients by local steps that control variates correct for drift.
 
     The objective is Σ_k ρ_k f_k(θ). Client k keeps c_k, an estimate of ∇f_k, and the server their mean c = Σ_k ρ_k c_k.
     A local run starts from θ and makes K steps
