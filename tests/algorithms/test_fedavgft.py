@@ -164,6 +164,8 @@ def test_a_run_answers_with_the_adapted_models_that_were_measured(uneven, tmp_pa
 def test_what_cant_be_is_refused():
     with pytest.raises(TypeError, match=r"FedAvgFT's tuning must be a solver, SGD\(lr=0\.01, epochs=1\), say; given a"):
         FedAvgFT(Quadratic(), FULL, 0.1)
+    with pytest.raises(TypeError, match=r"task must be a task, made by classification\(.*given a FedAvg"):
+        FedAvgFT(FedAvg(Quadratic(), FULL), FULL)
     for tuning in (SGD(epochs=1, schedule="cosine"), SGD(epochs=1, momentum=0.9, keep_momentum=True)):
         with pytest.raises(ValueError, match=r"outside of all rounds: give it schedule='constant' and keep_momentum=F"):
             FedAvgFT(Quadratic(), FULL, tuning)

@@ -11,7 +11,7 @@ A model is a tree with the statistics under ``"buffers"``. Without buffers the t
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
@@ -22,13 +22,7 @@ from archipel.learning.contents import find_modules
 from archipel.learning.sgd import Loss
 
 BatchNorm = Literal["share", "local", "recompute"]
-POLICIES = ("share", "local", "recompute")
-
-
-def check(policy: str) -> None:
-    """Raise ValueError for anything but the three policies."""
-    if policy not in POLICIES:
-        raise ValueError(f"batch_norm must be one of {', '.join(map(repr, POLICIES))}; given {policy!r}.")
+POLICIES = get_args(BatchNorm)
 
 
 def is_local(policy: BatchNorm, model: Tree) -> bool:
