@@ -14,12 +14,12 @@ from stepwise import Listening, rounds_of
 from torch import nn
 
 from archipel import SGD, CrossEntropy, FedAvg, Federation, FedGMM, Network, Whole, classification, fit, regression
-from archipel.algorithms.parts.gaussians import drawn, log_normal, moments_of, refitted
 from archipel.core import keys
 from archipel.core.examples import ClientData, Examples
 from archipel.core.trees import flatten
 from archipel.engines.setting import Setting
 from archipel.learning.batch_norm import POLICIES
+from archipel.learning.gaussians import drawn, log_normal, moments_of, refitted
 
 STILL = SGD(lr=0.0, steps=1, batch=None)
 PI = torch.tensor([[0.4, 0.1], [0.2, 0.1], [0.1, 0.1]])

@@ -13,7 +13,7 @@ from torch import nn
 
 from archipel import FPFC, SGD, classification, fit
 from archipel.algorithms.fpfc import shrinkage
-from archipel.algorithms.parts.pairs import lengths
+from archipel.core.pairs import lengths
 from archipel.engines.setting import Setting
 from archipel.learning.quadratic import Quadratic
 

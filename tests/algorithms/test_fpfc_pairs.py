@@ -6,7 +6,7 @@ import torch
 from stepwise import PAIRS, arrays, federation_of, rounds_of
 
 from archipel import FPFC, SGD
-from archipel.algorithms.parts.pairs import ascend, lengths, pulls, rows
+from archipel.core.pairs import ascend, lengths, pulls, rows
 from archipel.learning.quadratic import Quadratic
 
 M, D = 6, 3

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from archipel.algorithm import Clients
-from archipel.algorithms.parts.experts import Experts, posterior, recomputed
 from archipel.algorithms.parts.shared_model import SharedModel
 from archipel.core.checks import PositiveInt
 from archipel.core.examples import ClientData
 from archipel.core.trees import Tree
+from archipel.learning.experts import Experts, posterior, recomputed
 from archipel.learning.tasks import Supervised
 
 

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from archipel.algorithm import Clients, Info
-from archipel.algorithms.parts.experts import Experts, in_pieces, recomputed
-from archipel.algorithms.parts.gaussians import drawn, log_normal, moments_of, refitted
 from archipel.algorithms.parts.shared_model import ROUTING, SharedModel, remember
 from archipel.core import keys
 from archipel.core.checks import Positive, PositiveInt
 from archipel.core.examples import ClientData, Examples
 from archipel.core.trees import PerExample, Tree, zeros_like
+from archipel.learning.experts import Experts, in_pieces, recomputed
+from archipel.learning.gaussians import drawn, log_normal, moments_of, refitted
 from archipel.learning.networks import Network, linear, linear_init
 from archipel.learning.sgd import SGD, Batch, trained
 from archipel.learning.tasks import Supervised

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from archipel.algorithm import Algorithm, Clients, Info
-from archipel.algorithms.parts.experts import Experts, in_pieces, recomputed
 from archipel.algorithms.parts.shared_model import LOCAL, ROUTING, remember, split
 from archipel.core import keys
 from archipel.core.checks import PositiveInt
@@ -19,6 +18,7 @@ from archipel.core.examples import ClientData, Examples
 from archipel.core.trees import PerExample, Tree, stack, zeros_like
 from archipel.learning import batch_norm
 from archipel.learning.batch_norm import BatchNorm
+from archipel.learning.experts import Experts, in_pieces, recomputed
 from archipel.learning.networks import Copies, Network, linear_init
 from archipel.learning.sgd import SGD, Batch, trained
 from archipel.learning.tasks import Supervised

@@ -17,8 +17,8 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from archipel.algorithm import Algorithm, Clients, Info
-from archipel.algorithms.parts import pairs
 from archipel.algorithms.parts.shared_model import LOCAL
+from archipel.core import pairs
 from archipel.core.checks import Positive
 from archipel.core.examples import ClientData
 from archipel.core.trees import PerClient, Tree, leaves, nbytes, row, tree_map

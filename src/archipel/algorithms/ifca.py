@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from archipel.algorithm import Clients, Info, NoReplyError
-from archipel.algorithms.parts.experts import in_pieces
 from archipel.algorithms.parts.shared_model import SharedModel, remember
 from archipel.core import keys
 from archipel.core.checks import PositiveInt
 from archipel.core.examples import ClientData, Examples
 from archipel.core.trees import Tree, leaves, stack, tree_map, zeros_like
+from archipel.learning.experts import in_pieces
 from archipel.learning.networks import linear
 from archipel.learning.sgd import Batch, trained
 from archipel.learning.tasks import Supervised, Task, Whole
