@@ -388,3 +388,39 @@ def test_it_clones_and_tells_its_settings():
     assert clone(model).get_params()["compressor"] == model.compressor
     assert model.set_params(n_components=2).n_components == 2
     assert "n_components=2" in repr(model)
+
+
+NOISE = {
+    "compressed minibatches": {"compressor": Dithering(levels=2), "batch_size": 32},
+    "compressed minibatches of half the clients": {
+        "compressor": Dithering(levels=2),
+        "batch_size": 32,
+        "participation": 0.5,
+    },
+    "two numbers of six, minibatches": {"compressor": RandK(k=2), "batch_size": 32},
+    "few examples of few clients": {"batch_size": 4, "participation": 0.3},
+}
+
+
+@pytest.mark.parametrize("noise", NOISE)
+@pytest.mark.parametrize("apart", [False, True])
+def test_noise_does_not_collapse_components(noise, apart):
+    # N(−2, 1) and N(2, 1). A component that is lost costs 0.45 a row, the likelihood of one normal with variance 5
+    # against that of two.
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        z = rng.integers(2, size=800)
+        z = np.sort(z) if apart else z
+        clients = np.split(rng.normal(size=(800, 1)) + np.where(z, 2, -2)[:, None], 8)
+        pooled = np.concatenate(clients)
+        best = FederatedGaussianMixture(2, random_state=seed).fit(clients).score(pooled)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            noisy = FederatedGaussianMixture(2, random_state=seed, **NOISE[noise]).fit(clients)
+        assert noisy.score(pooled) > best - 0.15, (seed, noisy.n_projected_)
+        assert np.abs(np.sort(noisy.means_.ravel()) - [-2, 2]).max() < 1
+        shortened = [str(one.message) for one in told if "left the domain" in str(one.message)]
+        assert len(shortened) == (noisy.n_projected_ > 0)
+        counts = [record["projected"] for record in noisy.history_]
+        if noisy.converged_:
+            assert counts[-1] == (counts[-11] if len(counts) > 10 else 0)

@@ -38,7 +38,7 @@ class FedEM(MeanFieldEM):
     probability f, give ``participation=p * (1 - f)``. If every reply of a round is lost, the server waits.
 
     Info, by round: ``field``, ‖H‖², the server's own estimate of ‖h(Ŝ_k)‖² (and exact with all data, all clients and no
-    compression); ``projected``, how many steps so far left the domain of T and were projected; ``expectations``, how
+    compression); ``projected``, how many steps so far left the domain of T and were shortened; ``expectations``, how
     many E[s(y, z) | y; θ] the round has computed. For callbacks,
     :mod:`archipel.algorithms.parts.mean_field` has h(Ŝ) and F themselves.
 

@@ -34,8 +34,20 @@ from archipel.em.validation import check_domain, federation_of, read, read_targe
 from archipel.families.family import Family
 from archipel.learning.schedules import Decay
 
-NOISY_RATE = Decay(0.5)
-"""The default γ if compression, minibatches or partial participation make rounds random."""
+FEW = 50
+"""A noisy round that is worth fewer examples than this moves by less than a quarter of the way."""
+
+
+def noisy_rate(compressor: Compressor, family: Family, federation: Federation, batch: int | None, p: float) -> Decay:
+    """Return the default γ if compression, minibatches or partial participation make rounds random.
+
+    A round's estimate of h is worth N = p Σ min(b, n_i)/(1 + ω) examples. γ begins at ½ N/(N + 50) and stays there for
+    5/γ rounds: the noise of a step is of the order γ/N, and about as many steps are needed as γ is small.
+    """
+    drawn = federation.sizes if batch is None else federation.sizes.clamp(max=batch)
+    worth = p * float(drawn.sum()) / (1 + compressor.omega(family.parameters()))
+    rate = 0.5 * worth / (worth + FEW)
+    return Decay(rate, delay=5 / rate)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -54,7 +66,7 @@ class FederatedModel(Scoring, DensityMixin, BaseEstimator, ABC):  # type: ignore
         compressor: compresses what clients send, one of :mod:`archipel.compress`; ``None``: no compression.
         participation: p, the probability that a client takes part in a round.
         batch_size: examples that a client draws in a round; ``None``: all.
-        rate: γ, a number or a function of the round; ``None``: 1, or :data:`NOISY_RATE` if rounds are random.
+        rate: γ, a number or a function of the round; ``None``: 1, or :func:`noisy_rate` if rounds are random.
     """
 
     tol: float = 1e-3
@@ -135,17 +147,24 @@ class FederatedModel(Scoring, DensityMixin, BaseEstimator, ABC):  # type: ignore
         personal = getattr(self, "personal_weights", False)
         kind: Any = PersonalFedEM if personal else FedEM
         more = {"pseudo_count": self.personal_pseudo_count} if personal else {}
+        compressor = Identity() if self.compressor is None else self.compressor
+        batch = None if self.batch_size is None else int(self.batch_size)
+        rate: Rate = 1.0 if self.rate is None else self.rate
+        if noisy and self.rate is None:
+            rate = noisy_rate(compressor, family, federation, batch, self.participation)
         algorithm = kind(
             family,
             start,
-            compressor=Identity() if self.compressor is None else self.compressor,
+            compressor=compressor,
             **more,
-            rate=self.rate if self.rate is not None else NOISY_RATE if noisy else 1.0,
-            batch=None if self.batch_size is None else int(self.batch_size),
+            rate=rate,
+            batch=batch,
             memory="start" if noisy else "off",  # without noise, memories change nothing and cost passes over the V_i
             participation=self.participation if self.participation < 1 else None,
         )
-        run = Convergence(int(self.max_iter), self.tol, self.criterion, noisy)
+        # Short steps change little in a round; they have converged only if they change less than their share.
+        share = min(1.0, 2 * (rate(0) if callable(rate) else rate)) if noisy else 1.0
+        run = Convergence(int(self.max_iter), self.tol * share, self.criterion, noisy)
         cohort = Bernoulli(self.participation) if self.participation < 1 else Full()
         follow(algorithm, federation, run, cohort=cohort, seed=seed)
         return run
@@ -166,6 +185,14 @@ class FederatedModel(Scoring, DensityMixin, BaseEstimator, ABC):  # type: ignore
         self.uplink_, self.downlink_ = (
             sum(record[way] for run in runs for record in run.history) for way in ("uplink", "downlink")
         )
+        if self.n_projected_:
+            warnings.warn(
+                f"{self.n_projected_} of {self.n_iter_} steps left the domain of the M-step and were shortened: the "
+                "rounds are too noisy for their rate. Draw more examples (batch_size), compress less, let more clients "
+                "take part, or lower rate.",
+                ConvergenceWarning,
+                stacklevel=3,
+            )
         if not best.converged:
             warnings.warn(
                 f"The best of {len(runs)} starts did not converge in {self.max_iter} rounds. Raise max_iter or tol, "

@@ -10,7 +10,7 @@ All estimators have these attributes, besides their parameters:
 
 - ``converged_``, ``n_iter_`` (rounds), ``lower_bound_`` (the mean log-likelihood of the clients' examples at the
   parameters found) and ``lower_bounds_`` (after each round; only the last with ``criterion="field"``);
-- ``n_parameters_``, ``n_projected_`` (how many steps left the domain of the M-step and were projected), ``history_``
+- ``n_parameters_``, ``n_projected_`` (how many steps left the domain of the M-step and were shortened), ``history_``
   (the rounds' records), ``uplink_`` and ``downlink_`` (bytes, over all starts), ``client_names_``;
 - ``client_weights_``, ``(n_clients, K)``, with personal weights. (Simulated clients share a process; in a real
   federation nobody holds this table.)

@@ -59,8 +59,14 @@ class Convergence:
         if self.criterion == "likelihood":
             self.bounds.append(log_likelihood(moment))
             self.converged = settled(self.bounds, self.tol, WINDOW if self.noisy else 1)
+            if self.noisy:  # two equal means in a row may be chance
+                self.converged &= settled(self.bounds[:-WINDOW], self.tol, WINDOW)
         else:
             self.converged = moment.record["field"] <= self.tol
+        window = 2 * WINDOW if self.noisy else 1
+        earlier = self.history[-1 - window]["projected"] if len(self.history) > window else 0
+        if moment.record["projected"] > earlier:  # a step that was cut short says nothing about a root
+            self.converged = False
         if not (self.converged or last):
             return
         self.server = moment.server

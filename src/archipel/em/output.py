@@ -61,7 +61,7 @@ def fitted_table(
         "AIC": f"{record['aic']:,.1f}",
         "rounds": f"{record['rounds']}{'' if record['converged'] else ', not converged'}",
         "bytes": f"{record['uplink']:,} from clients, {record['downlink']:,} to them",
-        "steps outside": f"{record['projected']} projected to the M-step's domain",
+        "steps outside": f"{record['projected']} shortened to stay in the M-step's domain",
     }
     for name, value in facts.items():
         head.add_row(name, value)

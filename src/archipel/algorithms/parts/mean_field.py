@@ -27,6 +27,8 @@ from archipel.core.vmap import inside_vmap
 from archipel.families.family import Centred, Family
 from archipel.families.parameters import check_parameters
 
+HALVINGS = 30
+"""How often a step that leaves T's domain is halved before the point is projected: to a billionth of its length."""
 Rate = float | Callable[[int], float]
 Start = Tree | Callable[[Clients, Tensor], Tree]
 
@@ -121,7 +123,7 @@ class MeanFieldEM(Algorithm):
         """Take one step along the field, from the compressed differences that ``step`` returns at the cohort.
 
         H = V + p⁻¹ Σ_{i∈A} ρ_i Quant(Δ_i); Ŝ ← Ŝ + γ H; V ← V + α Σ_{i∈A} ρ_i Quant(Δ_i). If nobody is drawn, both
-        sums are empty and H = V. A point outside of T's domain is projected, and counted.
+        sums are empty and H = V. A step out of T's domain is shortened, and counted.
         """
         statistics, memory = server["statistics"], server.get("memory", zeros_like(server["statistics"]))
         total = zeros_like(statistics)
@@ -133,7 +135,7 @@ class MeanFieldEM(Algorithm):
         H = add(memory, total, 1 / p)
         rate = self.rate(clients.round) if callable(self.rate) else self.rate
         checks.above_zero(type(self).__name__, **{f"rate in round {clients.round}": rate})
-        statistics, outside = self.family.project(add(statistics, H, rate))
+        statistics, outside = self._step(statistics, H, rate)
         new = {
             "statistics": statistics,
             "theta": self.family.maximise(statistics),
@@ -142,6 +144,21 @@ class MeanFieldEM(Algorithm):
         if self.memory != "off":
             new["memory"] = add(memory, total, self._alpha(statistics))
         return server | new, {"field": float(norm(H)) ** 2, "projected": int(new["projected"])}
+
+    def _step(self, statistics: Tree, H: Tree, rate: float) -> tuple[Tree, Tensor]:
+        """Return Ŝ + γH in T's domain, and whether γ had to be shortened.
+
+        Noise can carry Ŝ out of the domain. A projection would put it on the boundary, where a component has no mass or
+        no width, and its mean or its covariance may be anything. The domain is convex, so a shorter step stays inside:
+        γ is halved until it does, and once more to keep away from the boundary. Only if no step is short enough,
+        because Ŝ lies on the boundary itself, is the point projected.
+        """
+        projected, outside = self.family.project(add(statistics, H, rate))
+        if outside:
+            for shorter in (rate / 2**j for j in range(1, HALVINGS)):
+                if not self.family.project(add(statistics, H, shorter))[1]:
+                    return self.family.project(add(statistics, H, shorter / 2))[0], outside
+        return projected, outside
 
     def expectations(self, clients: Clients, batch: int | None) -> int:
         """Count the E[s(y, z) | y; θ] of the cohort; in the first round also those of the start."""
