@@ -143,7 +143,7 @@ class FederatedModel(Scoring, DensityMixin, BaseEstimator, ABC):  # type: ignore
         return [first, self._run(family, apart, federation, seed)]
 
     def _run(self, family: Family, start: Start, federation: Federation, seed: int) -> Convergence:
-        noisy = self.compressor is not None or self.batch_size is not None or self.participation < 1
+        noisy = self._noisy
         personal = getattr(self, "personal_weights", False)
         kind: Any = PersonalFedEM if personal else FedEM
         more = {"pseudo_count": self.personal_pseudo_count} if personal else {}
@@ -185,7 +185,7 @@ class FederatedModel(Scoring, DensityMixin, BaseEstimator, ABC):  # type: ignore
         self.uplink_, self.downlink_ = (
             sum(record[way] for run in runs for record in run.history) for way in ("uplink", "downlink")
         )
-        if self.n_projected_:
+        if self.n_projected_ and (self._noisy or self.rate is not None):
             warnings.warn(
                 f"{self.n_projected_} of {self.n_iter_} steps left the domain of the M-step and were shortened: the "
                 "rounds are too noisy for their rate. Draw more examples (batch_size), compress less, let more clients "
@@ -200,6 +200,10 @@ class FederatedModel(Scoring, DensityMixin, BaseEstimator, ABC):  # type: ignore
                 ConvergenceWarning,
                 stacklevel=3,
             )
+
+    @property
+    def _noisy(self) -> bool:
+        return self.compressor is not None or self.batch_size is not None or self.participation < 1
 
     def _check(self) -> None:
         owner = type(self).__name__
