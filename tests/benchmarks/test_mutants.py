@@ -3,8 +3,9 @@
 import ast
 import random
 
-import mutants
 import pytest
+
+import mutants
 
 
 def test_every_mutant_is_another_program():
