@@ -121,7 +121,7 @@ def _is_deep(image: Image.Image) -> bool:
 def _eight_bits(image: Image.Image, opened: Image.Image) -> NDArray[np.uint8]:
     mode = image.mode
     if mode.startswith("I"):
-        return _sixteen_bits(np.asarray(image).astype(np.int64), opened)
+        return _sixteen_bits(np.asarray(image), opened)
     if mode == "F":
         values = np.asarray(image, np.float64)
         if not np.isfinite(values).all():
@@ -136,7 +136,7 @@ def _eight_bits(image: Image.Image, opened: Image.Image) -> NDArray[np.uint8]:
     return np.asarray(image if mode == "RGB" else image.convert("RGB"))
 
 
-def _sixteen_bits(values: NDArray[np.int64], opened: Image.Image) -> NDArray[np.uint8]:
+def _sixteen_bits(values: NDArray[Any], opened: Image.Image) -> NDArray[np.uint8]:
     low, high = int(values.min()), int(values.max())
     if opened.mode == "I" and opened.format not in ("PNG", "PPM"):
         raise ValueError("it holds whole numbers of 32 bits or with signs, whose range from black to white isn't known")
@@ -144,4 +144,4 @@ def _sixteen_bits(values: NDArray[np.int64], opened: Image.Image) -> NDArray[np.
         raise ValueError(f"it holds values from {low} to {high}; those of 16 bits go from 0 to 65535")
     if 0 < high < 4096:
         raise ValueError("its 16-bit values use the lowest 12 bits only, so that its full range isn't known")
-    return ((values * 510 + 65535) // (2 * 65535)).astype(np.uint8)
+    return ((values.astype(np.uint32) * 510 + 65535) // (2 * 65535)).astype(np.uint8)
