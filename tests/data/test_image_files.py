@@ -2,13 +2,15 @@
 
 import struct
 import zlib
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
+from torch import nn
 
-from archipel import Federation
+from archipel import SGD, FedAvg, Federation, classification, fit
 from archipel.data import Inputs, natural
 from archipel.data.files import images
 from archipel.data.files.images import image_form, read_image
@@ -207,3 +209,29 @@ def test_images_in_memory_are_decoded_as_files_are(tmp_path):
     rows["image"] = [Image.fromarray(GREYS // 16)] * 2
     with pytest.raises(ValueError, match="column 'image' holds an image that can't be used: its 16-bit values"):
         from_hub(part, client="who")
+
+
+class Flat(nn.Module):
+    """Pixels as features."""
+
+    def forward(self, x):
+        return x.flatten(1)
+
+
+def test_photographs_are_answered_as_they_were_evaluated(tmp_path):
+    """The classes differ in the middle of wide images; their edges say the opposite, and are cropped."""
+    rng = np.random.default_rng(0)
+    for client, kind in product("AB", ("dark", "light")):
+        (tmp_path / "data" / client / kind).mkdir(parents=True)
+        for i in range(8):
+            wide = np.full((20, 60), 255 if kind == "dark" else 0, np.uint8)
+            wide[:, 20:40] = rng.integers(90, size=(20, 20)) + (0 if kind == "dark" else 160)
+            Image.fromarray(wide).save(tmp_path / "data" / client / kind / f"{i}.png")
+    federation = natural(image_folders(tmp_path / "data", size=16, cache_dir=tmp_path / "cache"))
+    run = fit(FedAvg(classification(Flat(), federation), SGD(lr=0.05, steps=20)), federation, rounds=5)
+    assert run.metrics["global_accuracy"] == 1.0
+    files = sorted((tmp_path / "data").glob("*/*/*.png"))
+    named = [file.parent.name for file in files]
+    assert run.predict(read_queries(files, run.facts.inputs).x).labels == named
+    assert [run.predict(np.asarray(Image.open(file))).labels[0] for file in files] == named
+    assert [run.predict(Image.open(file)).labels[0] for file in files] == named
