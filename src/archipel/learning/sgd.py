@@ -228,7 +228,7 @@ class SGD:
         if not theta:
             return g
         if self.clip is not None:
-            factor = torch.clamp(self.clip / (level.norm(g) + 1e-12), max=1.0)
+            factor = torch.clamp(self.clip / (level.norm(g) + 1e-6), max=1.0)
             g = [t * level.broadcast(factor, t) for t in g]
         if self.weight_decay:
             g = list(foreach_add(g, theta, alpha=self.weight_decay))
