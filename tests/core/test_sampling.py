@@ -91,8 +91,8 @@ def test_full_takes_everybody():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "fraction or count, one of them; given fraction=None and count=None"),
-        ({"fraction": 0.5, "count": 2}, "one of them; given fraction=0.5 and count=2"),
+        ({}, "exactly one of fraction and count; given fraction=None, count=None"),
+        ({"fraction": 0.5, "count": 2}, "one of fraction and count; given fraction=0.5, count=2"),
         ({"fraction": 0.0}, r"fraction must lie in \(0, 1\]; given 0.0"),
         ({"fraction": 1.1}, r"fraction must lie in \(0, 1\]; given 1.1"),
         ({"count": 0}, "count must be a whole number of at least 1; given 0"),

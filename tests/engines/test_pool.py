@@ -287,7 +287,7 @@ def test_a_worker_that_hangs_is_replaced(uneven, tmp_path, caplog):
 def test_an_error_of_a_type_that_cannot_be_sent_comes_as_text(uneven):
     algorithm, carrier = Failing(), Processes(Failing(), uneven)
     with pytest.raises(RuntimeError, match=r"(?s)failed in a worker process.*OddError: nobody else knows this type"):
-        list(carrier.run(algorithm.odd, {}, [0], keys.key(0), training=True))
+        raise next(carrier.run(algorithm.odd, {}, [0], keys.key(0), training=True)).error
     carrier.close()
 
 
@@ -301,7 +301,7 @@ def test_an_operation_that_was_left_is_over(uneven):
     assert float(next(left).replies) == 1
     # The message of the next is put where workers may still be reading that of the first.
     assert [float(outcome.replies) for outcome in run(5.0)] == [6.0] * 4
-    with pytest.raises(RuntimeError, match="Another operation was begun"):
+    with pytest.raises(RuntimeError, match="Another operation was started"):
         list(left)
     carrier.close()
     carrier.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import is_dataclass
+
 from archipel.algorithm import Algorithm
 from archipel.core.checks import check_settings, kind_of, positive_int
 from archipel.data.federation import Federation
@@ -23,7 +25,8 @@ def check_parts(algorithm: object, federation: object, cohort: object, seed: obj
             raise TypeError(f"fit takes an algorithm and a federation; given {kind_of(value)} instead of {what}.")
     assert isinstance(algorithm, Algorithm)
     assert isinstance(federation, Federation)
-    check_settings(algorithm)
+    if is_dataclass(algorithm):
+        check_settings(algorithm)
     _check_fit(algorithm, federation)
     if cohort is not None and not hasattr(cohort, "draw"):
         raise TypeError(f"fit's cohort must be Full(), Sample(…) or Bernoulli(…); given {cohort!r}.")
