@@ -34,7 +34,9 @@ def test_a_folder_that_another_process_writes_to_is_refused_until_it_ends(uneven
     other = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     try:
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(ValueError, match=r"Another process is writing to .*; wait until it ends, or choose another"):
+        with pytest.raises(
+            ValueError, match=r"Another process is writing to .*; wait until it ends, or choose another"
+        ):
             fit(fedavg(uneven), uneven, rounds=1, folder=tmp_path)
         assert not (tmp_path / "checkpoint").exists()
         assert not (tmp_path / "metrics.jsonl").exists()
