@@ -21,6 +21,10 @@ SMALL = 1e-3
 """Without a probability below this, at a maximum that is reached to 1e-6, nothing is separated."""
 MARGIN = 1e-5
 """A margin (β_k − β_l)ᵀH_j, with |β| ≤ 1 and standardised features, that is above 0 beyond the solver's tolerance."""
+FAR = 1e4
+"""P(l|x_j) is much larger than the gradient if it is so many times as large: then the margin is below 1/FAR."""
+LOOSE, TIGHT = 1e-8, 1e-12
+"""Eigenvalues below this share of the largest count as zero: for constraints, and for all directions that matter."""
 ROWS = 2000
 """Constraints that a linear programme gains at a time."""
 
@@ -33,13 +37,19 @@ class Separation(NamedTuple):
     points: int
 
 
-def separation(h: Tensor, memberships: Tensor, posterior: Tensor) -> Separation | None:
-    """Find out whether the basis separates populations, by a linear programme.
+def separation(h: Tensor, memberships: Tensor, posterior: Tensor, gradient: float = 0.0) -> Separation | None:
+    """Find out whether the basis separates populations.
+
+    Let g be the likelihood's gradient at the fit. If β separates, Σ P(l|x_j) (β_k − β_l)ᵀH_j = βᵀg over all points j of
+    population k and l ≠ k, with no term below 0. So where P(l|x_j) is much larger than g, (β_k − β_l)ᵀH_j must be 0. If
+    such pairs (j, l) leave no β, nothing is separated. Otherwise a linear programme decides, which gains constraints
+    until its solution satisfies all.
 
     Args:
         h: ``(n, d + 1)`` float64, 1 and standardised features.
         memberships: ``(n, L)`` w.
         posterior: ``(n, L)`` P(l|x_j) of a fit. Its large entries are the constraints to begin with.
+        gradient: the largest entry of g.
 
     Returns:
         The pair of populations with the most separated points; ``None`` if the maximum is finite.
@@ -56,11 +66,15 @@ def separation(h: Tensor, memberships: Tensor, posterior: Tensor) -> Separation 
     own = memberships.argmax(1)
     point, other = (torch.arange(L) != own[:, None]).nonzero(as_tuple=True)
     strict = outside[point, other]  # the others are shared points: equality
+    everything = _Pairs(h, own, point, other, L)
+    large = posterior[point, other] > FAR * L * h.shape[1] * max(gradient, 1e-16 * len(h))
+    equal = _Pairs(h, own, point[large | ~strict], other[large | ~strict], L)
+    if equal.rank(LOOSE) == everything.rank(TIGHT):
+        return None
     order = torch.argsort(posterior[point, other], descending=True)
     chosen = torch.zeros(len(point), dtype=torch.bool)
     chosen[order[:ROWS]] = True
     goal = _Pairs(h, own, point[strict], other[strict], L).total()
-    everything = _Pairs(h, own, point, other, L)
     while True:
         pairs = _Pairs(h, own, point[chosen], other[chosen], L)
         beta = _best(goal, pairs.matrix(), strict[chosen].numpy())
@@ -96,6 +110,24 @@ class _Pairs(NamedTuple):
         sums.index_add_(0, self.own[self.point], rows).index_add_(0, self.other, rows, alpha=-1)
         total: NDArray[np.float64] = (sums / sums.abs().max().clamp(min=1e-300)).flatten().numpy()
         return total
+
+    def rank(self, share: float) -> int:
+        """Count the eigenvalues of Σ rows rowsᵀ above a share of the largest."""
+        D = self.h.shape[1]
+        gram = torch.zeros(self.L, self.L, D, D, dtype=self.h.dtype)
+        cell = self.own[self.point] * self.L + self.other
+        order = torch.argsort(cell, stable=True)
+        sizes = torch.bincount(cell, minlength=self.L**2).tolist()
+        for place, points in enumerate(self.point[order].split(sizes)):
+            k, other = divmod(place, self.L)
+            rows = self.h[points]
+            products = rows.T @ rows
+            gram[k, k] += products
+            gram[other, other] += products
+            gram[k, other] -= products
+            gram[other, k] -= products
+        values = torch.linalg.eigvalsh(gram.permute(0, 2, 1, 3).reshape(self.L * D, self.L * D))
+        return int((values > share * values[-1].clamp(min=1e-300)).sum())
 
     def matrix(self) -> sparse.csr_matrix:
         """Return the rows, ``(rows, L (d + 1))``."""

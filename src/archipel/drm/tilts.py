@@ -62,7 +62,7 @@ def fit_tilts(features: Tensor, memberships: Tensor, ridge: float, tolerance: fl
             f"the fit isn't at its maximum after {max_iterations} Newton steps. A basis that separates populations has "
             "none: give ridge=1e-3 or more, or fewer features."
         )
-    separated = None if ridge else separation(h, memberships, here.posterior)
+    separated = None if ridge else separation(h, memberships, here.posterior, float(here.gradient.abs().max()))
     tilts = flat.reshape(L, -1)
     xi = tilts[:, 1:] / std
     return Tilts(torch.cat([(tilts[:, 0] - xi @ mean)[:, None], xi], dim=1), separated)
