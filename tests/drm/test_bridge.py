@@ -232,10 +232,10 @@ def test_training_is_not_changed_in_one_bit(measured):
     assert [r["loss"] for r in run.history] == [r["loss"] for r in alone.history]
 
 
-@pytest.mark.parametrize("more", [{"engine": "batched"}, {"engine": "loop", "workers": 2}])
-def test_other_engines_measure_the_same(measured, more):
+@pytest.mark.parametrize("setting", [Setting(engine="batched"), Setting(engine="loop", workers=2)], ids=str)
+def test_other_engines_measure_the_same(measured, setting):
     federation, run, _ = measured
-    other = fit(semiparametric(federation), federation, rounds=3, callbacks=[BridgeErrors()], **more)
+    other = fit(semiparametric(federation), federation, rounds=3, callbacks=[BridgeErrors()], setting=setting)
     for t, entry in entries(other).items():
         for name in ("surrogate", "normalised", "balanced"):
             for what, value in entries(run)[t][name].items():

@@ -262,7 +262,7 @@ def test_samples_have_the_moments(x, kind):
 def test_what_cant_be_is_refused():
     with pytest.raises(ValueError, match="components must be a whole number of at least 1; given 0"):
         GaussianMixture(0, 2)
-    with pytest.raises(ValueError, match="covariance must be 'full' or 'tied' or 'diag' or 'spherical'; given 'round'"):
+    with pytest.raises(ValueError, match="covariance must be 'full', 'tied', 'diag' or 'spherical'; given 'round'"):
         GaussianMixture(2, 2, "round")
     for centre in ((1.0,), (1.0, float("nan")), 3.0, torch.zeros(2)):
         with pytest.raises(
