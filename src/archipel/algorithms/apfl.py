@@ -31,8 +31,8 @@ class APFL(SharedModel):
     where the chain factor α_k belongs to the gradient of ω, and, where α is adapted,
     α_k ← α_k − η ⟨ω_k − θ_k, ∇f_k(ω̄_k)⟩, clipped to [0, 1]. After τ steps the server averages the θ_k and sends the
     mean out again. With α = 1 the personal models are those of :class:`Local`, with α = 0 they are the shared one; for
-    any fixed α between and τ = 1 the mixture ends at the client's own optimum as the rounds go on (for τ > 1 beside it,
-    since the θ_k leave θ between two exchanges).
+    a fixed α in (0, 1) and τ = 1 the mixture converges to the client's own optimum (for τ > 1 only nearly, since the
+    θ_k leave θ between two exchanges).
 
     Args:
         task: the model and its loss.

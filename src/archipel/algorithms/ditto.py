@@ -33,7 +33,7 @@ class Ditto(Algorithm):
     μ = 0 the personal models are those of :class:`Local`; with μ → ∞ (and ημ below 1) they follow θ.
 
     Args:
-        inner: the shared model's algorithm, ``FedAvg(task, SGD(…))``, say; any that keeps a shared ``"model"``.
+        inner: the shared model's algorithm, such as ``FedAvg(task, SGD(…))``: any that keeps a whole ``"model"``.
         personal: solver of the proximal task; its ``steps`` are s.
         penalty: μ, 0 or above (the paper's λ).
 

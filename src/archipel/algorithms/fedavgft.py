@@ -33,8 +33,8 @@ class FedAvgFT(SharedModel):
         local: the local solver in training.
         tuning: the solver before evaluation; default: one epoch. Its rate is constant: there are no rounds in it.
         weights: ``"examples"`` as FedAvg's paper has it, or ``"uniform"``.
-        batch_norm: what becomes of BatchNorm's statistics: ``"share"``, ``"local"`` or ``"recompute"``. Tuning moves
-            them on from where they are, as all training does.
+        batch_norm: what becomes of BatchNorm's statistics: ``"share"``, ``"local"`` or ``"recompute"``. Tuning
+            updates them, as all training does.
 
     Raises:
         TypeError: ``tuning`` is no solver.

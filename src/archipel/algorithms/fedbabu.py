@@ -28,7 +28,7 @@ class FedBABU(SharedModel):
     the same head and can be averaged without what clients' heads would pull apart. Before it is used, a client tunes
     the head on its own data, v_k ← v_k − η ∇_v f_k(w, v_k) from v⁰ with w fixed, or both parts together.
 
-    Only the body travels: the head is given out once, at enrolment, and it is the same bits at every client for ever.
+    Only the body is sent. Clients get the head once, at enrolment, and it never changes.
     Training never sees the tuned heads; after the last round every client keeps its own and predicts with it.
 
     Args:
@@ -39,7 +39,7 @@ class FedBABU(SharedModel):
         frozen: the entries of the task's parameters that are the head.
         weights: ``"examples"`` as in the paper, or ``"uniform"``.
         batch_norm: what becomes of the statistics of the body's BatchNorm: ``"share"``, ``"local"`` or ``"recompute"``,
-            as for FedPer. They are no parameters: tuning moves them on, whatever it tunes.
+            as for FedPer. Tuning updates them, whatever it tunes, since they are not parameters.
 
     Raises:
         TypeError: ``tuning`` is no solver, or ``frozen`` is one name instead of a list.

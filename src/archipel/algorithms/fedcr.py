@@ -52,7 +52,7 @@ class FedCR(SharedModel):
 
     The experts are computed by one pass of the trained local encoder over the client's data, where the authors collect
     them during the last epoch; a client sends their precisions and precision-weighted means, zeros for classes it
-    hasn't, which says the same as (μ_k^c, Σ_k^c) and is summed as it is.
+    doesn't have. These say the same as (μ_k^c, Σ_k^c) and can be summed.
 
     Args:
         task: a classifier: encoder, head and cross-entropy.

@@ -40,7 +40,7 @@ class FedRep(SharedModel):
         personal: the entries of the task's parameters that stay with the client.
         weights: ρ_k: ``"examples"``, n_k/n, or ``"uniform"`` as in the paper, whose clients hold equally much.
         batch_norm: what becomes of the statistics of the body's BatchNorm: ``"share"``, ``"local"`` or ``"recompute"``,
-            as for FedPer. They are no parameters: both runs move them on.
+            as for FedPer. Both runs update them, since they are not parameters.
 
     Raises:
         TypeError: ``head`` is no solver, or ``personal`` is one name instead of a list.

@@ -46,9 +46,9 @@ class FPFC(Algorithm):
                        ζ_i = 1/m Σ_j (ω_j + θ_ij − v_ij/ρ).
 
     Only δ is stored, a model for each of the m(m − 1)/2 pairs: the proximal map (eq. 6 of the paper) is radial,
-    θ = s(‖δ‖) δ (:func:`shrinkage`), and v/ρ = δ − θ, so that both can be had from it whenever they are needed. (θ
-    can't be had from v alone, which is λ long wherever the penalty's slope is λ.) The memory this takes is said when a
-    run begins.
+    θ = s(‖δ‖) δ (:func:`shrinkage`), and v/ρ = δ − θ, so that both can be had from it whenever they are needed. (v
+    alone does not determine θ: it has the length λ wherever the penalty's slope is λ.) The log tells at the start how
+    much memory the pairs take.
 
     Clients whose ‖θ_ij‖ is nearly 0 belong to one cluster (:meth:`clusters`). ADMM's own models of a cluster are alike,
     not equal; with ``final="clusters"`` the last round ends with the mean of each cluster's models, as in the paper,

@@ -42,12 +42,12 @@ class PFedMe(SharedModel):
         rate: η, above 0, the step of ω. ω moves to between itself and θ_k where ηλ is at most 1.
         local_rounds: R.
         mixing: β, above 0; 1 is plain averaging.
-        participants: who trains: ``"sampled"`` clients alone, or ``"all"`` as in the paper, of whom the sampled send.
+        participants: who trains: only ``"sampled"`` clients, or ``"all"`` as in the paper, where the sampled ones send.
         weights: of the mean: ``"uniform"`` as in the paper, or ``"examples"``.
         batch_norm: what becomes of the shared model's BatchNorm statistics; personal models keep their own.
 
     Raises:
-        ValueError: a setting out of its range, or a momentum to be kept: every inner problem starts afresh.
+        ValueError: a setting out of its range, or a solver that keeps its momentum: inner problems start afresh.
 
     >>> import torch
     >>> from archipel import SGD, PFedMe, fit

@@ -37,7 +37,7 @@ class SCAFFOLD(SharedModel):
 
         θ ← θ + η_g Σ_{k∈S} ρ_k (y_k − θ) / Σ_{k∈S} ρ_k,  c ← c + Σ_{k∈S} ρ_k (c_k⁺ − c_k)  (uniform: |S|/N · mean).
 
-    At the fixed point c_k = ∇f_k(θ*) and c = 0: the common optimum, whatever K, whoever is sampled.
+    At the fixed point c_k = ∇f_k(θ*) and c = 0: the common optimum, for every K and every choice of S.
 
     Args:
         task: the model and its loss.
