@@ -191,7 +191,7 @@ def test_alpha_one_is_training_alone_and_alpha_zero_the_shared_model(uneven, tas
     [
         ({"alpha": -0.1}, r"APFL's alpha must lie in \[0, 1\]; given -0\.1"),
         ({"alpha": 1.1}, r"APFL's alpha must lie in \[0, 1\]"),
-        ({"averaging": -1.0}, r"APFL's averaging must be 0 or above and finite; given -1\.0"),
+        ({"averaging": -1.0}, r"APFL's averaging must be 0 or above and finite, or None; given -1\.0"),
         ({"adaptive": True, "local": SGD(steps=1, weight_decay=0.1)}, "give APFL's local solver weight_decay=0"),
     ],
 )

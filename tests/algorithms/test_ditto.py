@@ -51,7 +51,7 @@ def test_any_shared_model_is_a_centre(inner, weights):
     local, one, rho = SGD(lr=0.3, steps=3, batch=None), np.eye(3), shares(weights, SIZES)
     algorithm, N = {
         "FedProx": (
-            FedProx(Quadratic(3), local, 0.5, weights),
+            FedProx(Quadratic(3), local, 0.5, weights=weights),
             (one - power(one - 0.3 * (A.numpy() + 0.5 * one), 3)) @ proximal_map(A, 0.5),
         ),
         "FedDyn": (FedDyn(Quadratic(3), local, 2.0, weights=weights), A.numpy()),
