@@ -2,19 +2,21 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from PIL import Image
 from torch import Tensor
 
 from archipel.data.pixels import as_bytes, decode
 
+if TYPE_CHECKING:
+    from PIL import Image
+
 Kind = Literal["image", "table", "series"]
 Array: TypeAlias = NDArray[np.generic]
-Values: TypeAlias = ArrayLike | Tensor | Mapping[str, ArrayLike] | Image.Image | Sequence[Image.Image]
+Values: TypeAlias = "ArrayLike | Tensor | Mapping[str, ArrayLike] | Image.Image | Sequence[Image.Image]"
 
 COLOUR_CHANNELS = (1, 3)
 CHUNK = 1 << 24  # bytes that are read at a time from what may lie in a file
@@ -52,7 +54,7 @@ def as_array(values: Values, what: str) -> Array:
         tensor = values.detach().cpu()
         # NumPy has no bfloat16, and float16 sums overflow early.
         return cast(Array, (tensor.float() if tensor.is_floating_point() and tensor.itemsize < 4 else tensor).numpy())
-    if isinstance(values, Image.Image):
+    if _is_image(values):
         return cast(Array, _decoded(values, what))
     if hasattr(values, "toarray"):
         raise ValueError(f"{what} is a sparse matrix; dense arrays are needed: give x.toarray().")
@@ -60,7 +62,7 @@ def as_array(values: Values, what: str) -> Array:
     try:
         if isinstance(given, Mapping):
             given = np.stack([np.asarray(as_array(column, what)) for column in given.values()], axis=-1)
-        elif isinstance(given, list | tuple) and any(isinstance(row, Image.Image) for row in given):
+        elif isinstance(given, list | tuple) and any(map(_is_image, given)):
             given = np.array([as_array(row, what) for row in given])
         elif isinstance(given, list | tuple) and any(isinstance(row, np.ma.MaskedArray) for row in given):
             given = np.ma.array(given)
@@ -78,7 +80,12 @@ def as_array(values: Values, what: str) -> Array:
     return cast(Array, array)
 
 
-def _decoded(image: Image.Image, what: str) -> NDArray[np.uint8]:
+def _is_image(value: object) -> bool:
+    """Whether a value is one of Pillow's images; importing Pillow to ask would take a while."""
+    return hasattr(value, "getexif")
+
+
+def _decoded(image: Any, what: str) -> NDArray[np.uint8]:
     try:
         return decode(image)
     except (ValueError, OSError) as error:

@@ -1,13 +1,15 @@
 """Pixels of images: decoded as they are seen, as grey values of 8 bits, and in another size."""
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
 from torch import Tensor
 from torch.nn import functional
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 Resizing = Literal["stretch", "crop"]
 
@@ -20,7 +22,7 @@ GREY = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N", "F")
 _BITS_PER_SAMPLE = 258
 
 
-def decode(image: Image.Image) -> NDArray[np.uint8]:
+def decode(image: "Image.Image") -> NDArray[np.uint8]:
     """Decode an image as it is seen.
 
     Grey values of 16 bits become ⌊255 v / 65535 + ½⌋, and floats from 0 to 1 become ⌊255 v + ½⌋.
@@ -35,9 +37,12 @@ def decode(image: Image.Image) -> NDArray[np.uint8]:
         ValueError: several pages, too many pixels, or values of unknown range: 12 bits in 16, whole numbers of 32 bits,
             floats outside of 0 to 1.
 
+    >>> from PIL import Image
     >>> decode(Image.new("RGBA", (1, 1), (0, 0, 0, 0))).tolist()
     [[[255, 255, 255]]]
     """
+    from PIL import ImageOps  # takes 50 ms to import, which arrays don't need
+
     check(image)
     deep = _is_deep(image)  # told by the file's header, which decoding forgets
     pixels = _eight_bits(ImageOps.exif_transpose(image), image)
@@ -99,7 +104,7 @@ def resize(images: Tensor, height: int, width: int, how: Resizing = "stretch") -
     return torch.cat(parts) if parts else images.new_zeros(0, images.shape[1], height, width)
 
 
-def check(image: Image.Image) -> None:
+def check(image: "Image.Image") -> None:
     """Raise ValueError for an image that isn't to be decoded, as far as its header tells."""
     if image.width * image.height > MOST_PIXELS:
         raise ValueError(
@@ -112,13 +117,15 @@ def check(image: Image.Image) -> None:
         raise ValueError(f"it has {bits} bits a sample")
 
 
-def _is_deep(image: Image.Image) -> bool:
+def _is_deep(image: "Image.Image") -> bool:
     """Whether a file of several channels has 16 bits in each, of which the decoder keeps the upper eight."""
     raw = [tile[3][0] if isinstance(tile[3], tuple) else tile[3] for tile in getattr(image, "tile", []) if tile[3]]
     return image.mode not in GREY[4:] and any(";16" in str(mode) for mode in raw)
 
 
-def _eight_bits(image: Image.Image, opened: Image.Image) -> NDArray[np.uint8]:
+def _eight_bits(image: "Image.Image", opened: "Image.Image") -> NDArray[np.uint8]:
+    from PIL import Image
+
     mode = image.mode
     if mode.startswith("I"):
         return _sixteen_bits(np.asarray(image), opened)
@@ -136,7 +143,7 @@ def _eight_bits(image: Image.Image, opened: Image.Image) -> NDArray[np.uint8]:
     return np.asarray(image if mode == "RGB" else image.convert("RGB"))
 
 
-def _sixteen_bits(values: NDArray[Any], opened: Image.Image) -> NDArray[np.uint8]:
+def _sixteen_bits(values: NDArray[Any], opened: "Image.Image") -> NDArray[np.uint8]:
     low, high = int(values.min()), int(values.max())
     if opened.mode == "I" and opened.format not in ("PNG", "PPM"):
         raise ValueError("it holds whole numbers of 32 bits or with signs, whose range from black to white isn't known")
