@@ -24,6 +24,9 @@ class Commands(TyperGroup):
         except (ValueError, OSError, ImportError) as error:
             complain("Error", str(error))
             raise typer.Exit(2) from None
+        except MemoryError as error:
+            complain("Out of memory", str(error) or "the run needs more memory than there is.")
+            raise typer.Exit(2) from None
         except RuntimeError as error:
             from archipel.algorithm import DivergenceError
 

@@ -16,6 +16,7 @@ app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
     add_completion=False,
+    pretty_exceptions_enable=False,  # a traceback of a fault in Archipel shows no variables, which may hold data
     rich_markup_mode="rich",
     help="Personalised, mixture-based and routing-enabled federated learning.",
 )

@@ -10,7 +10,7 @@ from archipel.data.arrays import Kind
 from archipel.data.partitions.by_name import check_partition
 from archipel.data.shifts.compose import make_shift
 from archipel.data.shifts.shift import Shift
-from archipel.experiments.sections import Count, Fraction, Positive, Section, Seed
+from archipel.experiments.sections import Fraction, Positive, Section, Seed
 
 TABLES = ("breast-cancer", "wine", "iris", "diabetes")
 
@@ -89,15 +89,15 @@ class DividedData(Section):
 
     source: Literal["fashion-mnist", "digits", "cifar10", "cifar100", "breast-cancer", "wine", "iris", "diabetes"]
     data_dir: str | None = None
-    clients: Count = 8
+    clients: Positive = 8
     partition: PartitionSection | None = None
     shifts: list[ShiftSection] = Field(default_factory=list)
-    components: Annotated[int, Field(ge=1, le=1_000)] = 2
+    components: Positive = 2
     alpha_inter: Annotated[float, Field(gt=0)] = 1.0
     alpha_intra: Annotated[float, Field(gt=0)] = 2.0
     test: Fraction = 0.3
     validation: Fraction = 0.0
-    size: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    size: Positive | None = None
     superclasses: bool = False
     seed: Seed | None = None
     view: Literal["federation", "oracle"] = "federation"

@@ -5,28 +5,48 @@ from __future__ import annotations
 import inspect
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from torch import nn
 
 from archipel.compress.compressor import Compressor
 from archipel.compress.registry import COMPRESSORS
 from archipel.core.sampling import Cohort, Full, Sample
 from archipel.experiments.own_code import build_own, check_own_options, is_own, own_class
+from archipel.experiments.yaml_text import shortened
 from archipel.learning.tasks import Described
 from archipel.models.registry import build as build_encoder
 from archipel.models.registry import check_options
 
-# Beyond these limits a number is a slip of the keyboard, and takes all memory or for ever.
-Positive = Annotated[int, Field(ge=1, le=10**7)]
-Count = Annotated[int, Field(ge=1, le=10**6)]
+Positive = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+MOST_COUNT, MOST_SIZE = 10**6, 1e30
+"""Beyond these a count, or another number, is a slip: it takes all memory, or overflows float32."""
+
+
+def _check_size(value: Any) -> None:
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            _check_size(inner)
+    elif isinstance(value, int) and abs(value) > MOST_COUNT:
+        raise ValueError(f"is at most {MOST_COUNT:,}; given {shortened(str(value), 50)}.")
+    elif isinstance(value, float) and MOST_SIZE < abs(value) < float("inf"):
+        raise ValueError(f"is at most {MOST_SIZE:g}; given {value}.")
 
 
 class Section(BaseModel):
     """A part of a configuration: unknown keys are errors, and ``"3"`` or ``true`` is no number."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    @field_validator("*")
+    @classmethod
+    def _not_too_large(cls, value: Any, info: ValidationInfo) -> Any:
+        if info.field_name != "seed":
+            _check_size(value)
+        return value
 
 
 class CompressorSection(Section):
@@ -98,7 +118,7 @@ class EncoderSection(Section):
     """
 
     name: str = "lenet"
-    features: Count = 32
+    features: Positive = 32
     options: dict[str, Any] = Field(default_factory=dict)
 
     @field_validator("name")
