@@ -52,8 +52,6 @@ def solver_section(default: SGD = LOCAL) -> type[SolverSection]:
     hints: Any = hints_of(SGD)
     settings: dict[str, Any] = {f.name: (hints[f.name], getattr(default, f.name)) for f in fields(SGD)}
     del settings["augment"]  # a function, which no configuration can name
-    for length in ("steps", "epochs"):  # a slip of the keyboard must not run for ever
-        settings[length] = (Annotated[int, Setting(le=10**6)] | None, settings[length][1])
     return create_model("Solver", __base__=SolverSection, __doc__=SolverSection.__doc__, **settings)
 
 
