@@ -41,7 +41,7 @@ def test_importing_a_package_loads_nothing_heavy() -> None:
 
 
 def test_a_name_loads_no_more_than_it_needs() -> None:
-    heavy = ("scipy.stats", "scipy.optimize", "sklearn", "pydantic", "yaml", "matplotlib", "PIL", "typer")
+    heavy = ("scipy.stats", "scipy.optimize", "sklearn", "pydantic", "yaml", "matplotlib", "typer")
     assert loaded("from archipel import FedAvg, Federation, fit", *heavy) == []
 
 

@@ -85,7 +85,7 @@ def test_an_encoder_of_ones_own(module, tmp_path, options, shapes) -> None:
         (["encoder.name={module}:Wide", "encoder.options.widht=3"], "Wide has no option 'widht'. It takes: width"),
         (["encoder.name={module}:Fixed"], "Fixed needs the option 'sides'"),
         (["encoder.name={module}:Fixed", "encoder.options.sides=x"], "Fixed can't be built with the options"),
-        (["encoder.name={module}:Fixed", "encoder.options.sides=7"], "Fixed can't take the federation's examples"),
+        (["encoder.name={module}:Fixed", "encoder.options.sides=7"], "Fixed can't process the federation's examples"),
     ],
 )
 def test_a_wrong_name_gives_a_sentence(module, settings, hint) -> None:

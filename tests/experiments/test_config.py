@@ -112,7 +112,7 @@ def test_switching_to_arrays_drops_the_partition(tmp_path) -> None:
             ["algorithm.components: FedSPM's components must be a whole number of at least 1; given 0"],
         ),
         ("algorithm.local.momentum=1", ["algorithm.local:", "[0, 1)", "given 1"]),
-        ("cohort={fraction: 0.5, count: 2}", ["cohort:", "fraction=0.5 and count=2"]),
+        ("cohort={fraction: 0.5, count: 2}", ["cohort:", "fraction=0.5, count=2"]),
         ("cohort.weighted=true", ["cohort:", "needs a fraction or a count"]),
         ("encoder=mlp", ["encoder: is a section", "given 'mlp'"]),
         ("data=3", ["data: is a section", "given 3"]),
