@@ -87,6 +87,11 @@ class Mutant:
         """Place and change in words."""
         return f"{self.path}:{self.line}:{self.column}: {self.before} -> {self.after}"
 
+    @property
+    def change(self) -> str:
+        """File and change, by which equivalent mutants are known when lines move."""
+        return f"{self.path}: {self.before} -> {self.after}"
+
 
 def changes(node: ast.AST) -> Iterator[ast.AST]:
     """Yield an expression's mutants.
@@ -248,7 +253,7 @@ def attempt(mutant: Mutant, tests: list[str], folder: Path, limit: float) -> str
     """Run the tests on the mutated copy.
 
     Returns:
-        ``"killed"``, ``"survived"``, ``"timeout"``, or ``"uncovered"`` if no test runs the line.
+        ``"killed"``, ``"survived"``, ``"timeout"``, or ``"uncovered"`` if no test runs the line or the file.
     """
     if not tests:
         return "uncovered"
@@ -314,7 +319,7 @@ def kind_of(one: dict[str, Any], equivalent: dict[str, str]) -> str:
     """Return what became of a mutant; one that never ends counts as killed."""
     if one["outcome"] in ("killed", "timeout"):
         return "killed"
-    return "equivalent" if one["name"] in equivalent else str(one["outcome"])
+    return "equivalent" if one["change"] in equivalent else str(one["outcome"])
 
 
 def main() -> None:
@@ -357,11 +362,14 @@ def main() -> None:
         if mutant.name in known:
             continue
         covering = by.get((mutant.path, mutant.line), set())
+        if not covering:  # a default or a constant: its line runs at import, and its value in any test of the file
+            covering = {test for (path, _), some in by.items() if path == mutant.path for test in some}
         tests = chosen(covering, sizes, seconds)
         limit = 60 + 5 * sum(seconds[test] for test in tests)
         began = time.perf_counter()
         outcome = attempt(mutant, tests, folder, limit)
-        one = asdict(mutant) | {"name": mutant.name, "outcome": outcome, "tests": len(tests), "covering": len(covering)}
+        one = asdict(mutant) | {"name": mutant.name, "change": mutant.change, "outcome": outcome}
+        one |= {"tests": len(tests), "covering": len(covering)}
         found.append(one | {"seconds": round(time.perf_counter() - began, 1)})
         with progress.open("a") as file:
             file.write(json.dumps(found[-1]) + "\n")

@@ -49,8 +49,8 @@ def forever():
 
 def test_a_mutant_that_never_ends_counts_as_killed():
     assert mutants.in_a_child(forever, 0.2) == "timeout"
-    assert mutants.kind_of({"outcome": "timeout", "name": "a"}, {}) == "killed"
-    assert mutants.kind_of({"outcome": "survived", "name": "a"}, {"a": "n is even"}) == "equivalent"
+    assert mutants.kind_of({"outcome": "timeout", "change": "a"}, {}) == "killed"
+    assert mutants.kind_of({"outcome": "survived", "change": "a"}, {"a": "n is even"}) == "equivalent"
 
 
 def test_specific_tests_come_first_within_the_budget():
