@@ -12,7 +12,7 @@ from torch import nn
 
 from archipel import SGD, Algorithm, DivergenceError, FedAvg, Federation, Setting, fit, regression
 from archipel.core import keys
-from archipel.core.trees import PerClient, flatten
+from archipel.core.trees import PerClient, flatten, tree_map
 from archipel.engines.outcome import magnitudes
 from archipel.engines.pool.processes import Processes
 from archipel.states.checkpoint import Checkpoint
@@ -271,11 +271,15 @@ def test_what_is_not_finite_is_seen_in_every_type(dtype, bad):
     rows[1, 2] = bad
     for tree in (rows, {"a": torch.full((3,), 9.0), "b": rows}, {"i": torch.arange(3), "b": rows}):
         assert magnitudes(tree, 3).isfinite().tolist() == [True, False, True]
+        for i, sound in enumerate([True, False, True]):
+            assert magnitudes(tree_map(lambda t, i=i: t[i : i + 1], tree), 1).isfinite().tolist() == [sound]
 
 
 def test_large_values_whose_sum_overflows_are_finite():
     assert magnitudes({"a": torch.full((2, 5), 3e38)}, 2).isfinite().all()
+    assert magnitudes({"a": torch.full((1, 5), 3e38), "b": torch.full((1, 2), -3e38)}, 1).isfinite().all()
     assert magnitudes({"a": torch.zeros(2, 0), "b": {}}, 2).tolist() == [0, 0]
+    assert magnitudes({"a": torch.zeros(1, 0), "b": torch.tensor([[1.0, -3.0]])}, 1).tolist() == [3]
 
 
 # Lost workers

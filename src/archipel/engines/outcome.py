@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import MethodType
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from archipel.algorithm import Step
 from archipel.core.examples import ClientData
+from archipel.core.torch_internals import foreach_norm
 from archipel.core.trees import Tree, flatten, leaves
 
 
@@ -44,7 +46,9 @@ class Outcome:
     def of(cls, ids: Sequence[int], states: Tree, replies: Tree, reply_bytes: int) -> Outcome:
         """Return the outcome of stacked new states and replies."""
         largest = magnitudes(replies, len(ids))
-        usable = largest.isfinite() & magnitudes(states, len(ids)).isfinite()
+        usable = largest.isfinite()
+        if leaves(states):
+            usable &= magnitudes(states, len(ids)).isfinite()
         return cls(ids, replies, usable, reply_bytes, largest)
 
 
@@ -126,6 +130,9 @@ def magnitudes(stacked: Tree, count: int) -> Tensor:
     found = [leaf for leaf in leaves(stacked) if leaf.is_floating_point() and leaf.numel()]
     if not found:
         return torch.zeros(count)
+    if count == 1:  # the loop's case, where calling operations is what costs
+        values = [norm.item() for norm in foreach_norm(found, torch.inf)]
+        return torch.tensor([max(values) if math.isfinite(sum(values)) else math.nan], dtype=torch.float64)
     norms: list[Tensor] = [torch.linalg.vector_norm(leaf.reshape(count, -1), torch.inf, dim=1) for leaf in found]
     if len(norms) == 1:
         return norms[0].cpu()
