@@ -16,6 +16,8 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	MYPYPATH=src $(BIN)/mypy --config-file tests/mypy.ini tests
+	MYPYPATH=src $(BIN)/mypy --config-file tests/mypy.ini benchmarks
 	$(BIN)/lint-imports --no-cache --no-logo
 
 # Long tests, marked `soak`, which `make test` leaves out; the results go to docs/results/soak.md.

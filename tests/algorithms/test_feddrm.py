@@ -46,7 +46,7 @@ def unequal(densities="equal"):
 def converged(federation):
     """Gradient descent on the classifier alone, one long run with kept momentum: the problem is convex."""
     drm = linear_drm(federation, SGD(lr=3.0, steps=1, batch=None, momentum=0.8, keep_momentum=True), weight=1.0)
-    server, _ = rounds_from(drm, *opened(drm, federation), 120)
+    server, _ = rounds_from(drm, *opened(drm, federation), rounds=120)
     return drm, server
 
 

@@ -162,7 +162,7 @@ def test_gaussians_are_scikit_learns(sizes, rounds):
     )
     with pytest.warns(UserWarning, match="did not converge"):
         witness.fit(z)
-    server, clients = rounds_from(algorithm, *opened(algorithm, federation, gaussians=normals), rounds)
+    server, clients = rounds_from(algorithm, *opened(algorithm, federation, gaussians=normals), rounds=rounds)
     # Responsibilities are kept in float32.
     np.testing.assert_allclose(server["gaussians"]["mean"], witness.means_, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(server["gaussians"]["covariance"], witness.covariances_, rtol=1e-4, atol=1e-5)
@@ -236,7 +236,7 @@ def test_one_gaussian_and_one_expert_predict_as_fedavg(uneven):
     theta, head = server["model"]["encoder"], server["model"]["head"]
     start = {"encoder": theta, "heads": {name: t[None] for name, t in head.items()}}
     server, _ = rounds_from(avg, handle, server, 3)
-    other, clients = rounds_from(gmm, *opened(gmm, uneven, model=start), 3)
+    other, clients = rounds_from(gmm, *opened(gmm, uneven, model=start), rounds=3)
     x = torch.cat([client.test["x"] for client in uneven.clients])
     for client in clients:
         # float32, some thirty steps whose sums are taken in another order
@@ -286,7 +286,7 @@ def test_an_embedding_that_tells_nothing_routes_by_sizes(value):
     nn.init.constant_(module.bias, value)
     router = Network(module, federation.inputs, initial="given")
     algorithm = FedGMM(classification(nn.Identity(), federation), SGD(lr=0.1, steps=2), router=router)
-    server, clients = rounds_from(algorithm, *opened(algorithm, federation), 2)
+    server, clients = rounds_from(algorithm, *opened(algorithm, federation), rounds=2)
     x = federation.clients[0].test["x"]
     rho = federation.sizes / federation.sizes.sum()
     torch.testing.assert_close(algorithm.route(server, x).exp(), rho.expand(len(x), 3), rtol=1e-5, atol=0)

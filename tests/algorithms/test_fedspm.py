@@ -87,7 +87,7 @@ def test_the_e_step_is_bayes_rule_by_brute_force():
         data = ClientData(Examples.of(federation.clients[i].train))
         with torch.no_grad():
             state, tau = algorithm.expect(client, server_i, data, key)
-        ratio, likelihood = densities_and_likelihoods(server_i, client, *normalised(federation, i), i)
+        ratio, likelihood = densities_and_likelihoods(server_i, client, *normalised(federation, i), i=i)
         joint = client["pi"].double().numpy() * ratio * likelihood
         expected = joint / joint.sum(1, keepdims=True)
         # float32 against float64: relative rounding of a few hundred operations

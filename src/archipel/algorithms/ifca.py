@@ -1,7 +1,5 @@
-"""IFCA: clients choose one of C models, and train it.
-
-A. Ghosh, J. Chung, D. Yin, K. Ramchandran: An efficient framework for clustered federated learning. NeurIPS 2020. The
-FedSPM paper lists it as ClusterFL. See docs/methods/mixtures.md.
+"""IFCA. A. Ghosh, J. Chung, D. Yin, K. Ramchandran: An efficient framework for clustered federated learning. NeurIPS
+2020. The FedSPM paper lists it as ClusterFL.
 """
 
 from __future__ import annotations
@@ -105,7 +103,7 @@ class IFCA(SharedModel):
         return {"models": models}, {"loss": loss / total, "clusters": counts}
 
     def _averaged(self, model: Tree, members: Clients, key: Tensor) -> tuple[Tree, Tensor, float]:
-        """Return a cluster's new model, its members' mean loss, and their share of all weight."""
+        """A cluster's new model, its members' mean loss, and their share of all weight."""
         message = self.broadcast({"model": model}, members)
         mean, share = members.mean_and_share(self.train, message, key, self.weights)
         return self.refreshed(model | mean["model"], members, key), mean["loss"], share
@@ -126,7 +124,7 @@ class IFCA(SharedModel):
         return client | {"cluster": cluster}, cluster
 
     def nearest(self, models: Tree, examples: Examples) -> Tensor:
-        """Return the number of the model with the lowest mean loss on the examples, int64 of shape ``()``."""
+        """The number of the model with the lowest mean loss on the examples, int64 of shape ``()``."""
         found = torch.stack([risk(self.task, model, examples) for model in models.values()])
         # argmin takes NaN for the least of all, and the first of equals.
         return torch.where(found.isnan(), torch.inf, found).argmin()
@@ -134,7 +132,7 @@ class IFCA(SharedModel):
     # Prediction
 
     def own_model(self, server: Tree, client: Tree) -> Tree:
-        """Return the model of the client's cluster."""
+        """The model of the client's cluster."""
         models = stack(list(server["models"].values()))
         model: Tree = tree_map(lambda t: t.index_select(0, client["cluster"][None])[0], models)
         return model
@@ -153,7 +151,7 @@ class IFCA(SharedModel):
 
 
 def risk(task: Task, model: Tree, examples: Examples) -> Tensor:
-    """Return the mean loss over all examples, shape ``()``.
+    """The mean loss over all examples, shape ``()``.
 
     >>> from archipel.learning.quadratic import Quadratic
     >>> data = Examples.of({"x": torch.ones(2, 1, 1), "y": torch.tensor([[1.0], [3.0]])})
@@ -165,7 +163,7 @@ def risk(task: Task, model: Tree, examples: Examples) -> Tensor:
 
 
 def losses(task: Task, model: Tree, batch: Batch) -> Tensor:
-    """Return ``(n,)`` losses of a model as it predicts; of a user's own task its training losses.
+    """``(n,)`` losses of a model as it predicts; a task that isn't one of the library's is asked for its training loss.
 
     In training mode BatchNorm would judge a model by the statistics of the pieces that the data happen to lie in.
     """
