@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from archipel.cli.main import app
 from archipel.core.lock import locked
+from archipel.experiments import federation_from, read_config
 from archipel.experiments.environment import git_revision
 
 SMALL = ["rounds=1", "encoder.name=mlp", "encoder.options.hidden=[4]", "algorithm.local.steps=2"]
@@ -146,3 +147,26 @@ def test_escape_sequences_in_names_do_not_reach_the_terminal(tmp_path, monkeypat
     for result in said:
         assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(result.stdout + result.stderr)
     assert "Lyon" in said[0].stdout
+
+
+@pytest.mark.parametrize("method", ["fedavgft", "fedbabu"])
+def test_a_client_is_asked_by_its_adapted_model(method, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    (tmp_path / "data").mkdir()
+    for name, sign in (("Lyon", 1), ("Nice", -1)):  # opposite rules, so that the shared model serves one client badly
+        x = rng.normal(size=(200, 4))
+        np.savez(tmp_path / "data" / f"{name}.npz", x=x, y=(sign * x[:, 0] > 0).astype(int))
+    data = ["data.source=arrays", "data.data_dir=data"]
+    tuning = ["rounds=2", "algorithm.tuning.epochs=20", "algorithm.tuning.lr=0.1", *SMALL[1:3]]
+    call("run", "digits-fedavg", *data, f"algorithm.name={method}", *tuning, "--out", "run")
+    rows = {row["client"]: row for row in json.loads(call("evaluate", "run", "--json").stdout)["clients"]}
+    federation = federation_from(read_config("run/config.yaml"))
+    shares = []
+    for client in federation.clients:
+        np.save("queries.npy", client.test["x"].numpy())
+        told = call("route", "run", "queries.npy", "--client", client.name, "--json").stdout.splitlines()
+        right = [json.loads(line)["prediction"] == str(int(y)) for line, y in zip(told, client.test["y"], strict=True)]
+        assert np.mean(right) == pytest.approx(rows[client.name]["accuracy"])
+        shares.append(np.mean(right))
+    assert sum(shares) > 1.3, "one model for both is right on one half of both together, a sum of about 1"
