@@ -79,6 +79,7 @@ def test_with_heads_that_stand_still_it_is_fedbabus_training(uneven):
         for x in (FedRep(task, local, still), FedBABU(task, local))
     )
     one, other = (flatten({"server": run.server, "client": run.clients[2]}) for run in (rep, babu))
+    other = {name: value for name, value in other.items() if "/adapted/" not in name}
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
 
