@@ -103,3 +103,25 @@ def test_metrics_are_those_of_the_refitted_model(trained):
     assert better.history[:-1] == run.history[:-1]
     assert run.evaluate(federation).metrics == run.metrics  # the given run is as it was
     assert refitted(dataclasses.replace(run, history=[]), federation).metrics == {}
+
+
+def test_several_local_steps_miss_the_posterior_and_the_refit_finds_it():
+    # Inputs take four values, so the posterior of a client given the value is a ratio of counts.
+    counts = torch.tensor([[40, 20, 10, 10], [10, 40, 20, 30], [5, 10, 60, 25]])
+    values = torch.eye(4)
+    clients = [(values.repeat_interleave(row, 0), torch.arange(int(row.sum())) % 2) for row in counts]
+    federation = Federation.from_arrays(clients, test=0.0)
+    posterior = (counts / counts.sum(0)).T
+
+    def error(run):
+        return float((torch.as_tensor(run.route(values).probabilities) - posterior).abs().max())
+
+    plain, runs = nn.Identity(), {}
+    for steps in (1, 10):
+        solver = SGD(lr=0.5, steps=steps, batch=None)
+        task, router = classification(plain, federation), Network(plain, federation.inputs)
+        runs[steps] = fit(FedSPM(task, router, 1, solver, solver), federation, rounds=100)
+    # one step a round is gradient descent on the convex objective: 100 of them leave 1e-3 at most
+    assert error(runs[1]) < 1e-3
+    assert error(runs[10]) > 0.05
+    assert error(refitted(runs[10], federation, ridge=1e-6)) < 1e-5

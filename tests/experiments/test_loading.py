@@ -1,9 +1,11 @@
 """Runs read back from their folders."""
 
+import json
+
 import pytest
 import torch
 
-from archipel import SGD, FedAvg, Federation, classification, fit, load
+from archipel import SGD, FedAvg, Federation, classification, fit, load, refitted
 from archipel.experiments import build, read_config, train
 
 SMALL = [
@@ -88,3 +90,26 @@ def test_fresh_removes_the_runs_files_and_no_others(tmp_path) -> None:
     outcome = train(read_config("digits-fedavg", [*settings, "seed=1"]), tmp_path, fresh=True)
     assert outcome.found == "nothing"
     assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_run_may_end_with_a_refit(tmp_path) -> None:
+    settings = ["rounds=2", "algorithm.local.steps=2", "algorithm.routing.steps=2"]
+    plain = train(read_config("digits-fedspm", settings), tmp_path / "plain").run
+    config = read_config("digits-fedspm", [*settings, "refit=end"])
+    _, federation = build(config)
+    better = train(config, tmp_path / "end").run
+    expected = refitted(plain, federation)
+    for name in ("gamma", "xi"):
+        assert torch.equal(better.server["ratio"][name], expected.server["ratio"][name])
+        assert not torch.equal(better.server["ratio"][name], plain.server["ratio"][name])
+    assert better.metrics == expected.metrics
+    # the folder holds the refitted run, and its metrics
+    assert load(tmp_path / "end").metrics == expected.metrics
+    last = json.loads((tmp_path / "end" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["metrics"] == expected.metrics
+    assert last["refitted"]
+    again = train(config, tmp_path / "end")
+    assert again.found == "all"
+    assert again.run.metrics == expected.metrics
+    with pytest.raises(ValueError, match="refit: end fits the tilts of FedSPM"):
+        read_config("digits-fedavg", ["refit=end"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias, get_type_hints
 
 from pydantic import Field, create_model, field_validator, model_validator
 
@@ -48,6 +48,8 @@ class RunConfig(_SettingKeys):
         groups: for methods of three tiers, the clients of each edge, by name or number.
         encoder: the network from inputs to features.
         algorithm: the method.
+        refit: ``"end"``: after the last round, FedSPM's tilts are fitted exactly (:func:`archipel.refitted`), which
+            local SGD only approaches. The features of all training examples are gathered for it.
 
     >>> config = RunConfig.model_validate({"rounds": 5, "data": {"source": "digits"}, "algorithm": {"name": "fedavg"}})
     >>> config.algorithm.local.lr
@@ -66,6 +68,7 @@ class RunConfig(_SettingKeys):
     groups: list[list[int | str]] | None = None
     encoder: EncoderSection = Field(default_factory=EncoderSection)
     algorithm: AnyMethod
+    refit: Literal["never", "end"] = "never"
 
     @property
     def setting(self) -> Setting:
@@ -75,6 +78,14 @@ class RunConfig(_SettingKeys):
     @model_validator(mode="after")
     def _check(self) -> Self:
         self.setting  # noqa: B018 (checks its values)
+        if self.refit == "end" and (self.algorithm.name, getattr(self.algorithm, "encoders", "")) != (
+            "fedspm",
+            "shared",
+        ):
+            raise ValueError(
+                "refit: end fits the tilts of FedSPM whose components share their encoder: set algorithm.name=fedspm "
+                "and algorithm.encoders=shared, or refit: never."
+            )
         return self
 
     @field_validator("name")

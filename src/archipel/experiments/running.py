@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from archipel.core.lock import locked
 from archipel.data.federation import Federation
+from archipel.drm.refit import refitted
 from archipel.experiments.building import federation_from
 from archipel.experiments.config import SETTING, RunConfig, algorithm_from
 from archipel.experiments.environment import write_environment
@@ -20,6 +21,7 @@ from archipel.experiments.yaml_text import shortened
 from archipel.fit import fit
 from archipel.runs.callbacks import Callback
 from archipel.runs.evaluate import Evaluation
+from archipel.runs.folder import RunFolder
 from archipel.runs.run import Run
 from archipel.states.checkpoint import Checkpoint
 
@@ -92,7 +94,7 @@ def train(
         if done:
             _check_data(checkpoint_of(folder), federation, folder, "Train on them with --fresh, or in another folder.")
         if complete:
-            return Outcome(load(folder), "all")
+            return Outcome(_finished(load(folder), config, federation, folder), "all")
         algorithm = algorithm_from(config, federation)
         (folder / CONFIG).write_text(to_yaml(_absolute(config)))
         write_environment(folder)
@@ -110,7 +112,20 @@ def train(
             until=until,
             groups=config.groups,
         )
+        run = _finished(run, config, federation, folder)
     return Outcome(run, "part" if done else "nothing")
+
+
+def _finished(run: Run, config: RunConfig, federation: Federation, folder: Path) -> Run:
+    """Refit a complete run if the configuration asks for it, unless its folder holds the refitted run already."""
+    if config.refit == "never" or len(run.history) < config.rounds or run.history[-1].get("refitted"):
+        return run
+    better = refitted(run, federation)
+    better.history[-1]["refitted"] = True
+    identity = checkpoint_of(folder).facts["identity"]
+    better.save(folder, identity)
+    RunFolder(folder, identity).start_metrics(better.history)
+    return better
 
 
 def rounds_done(config: RunConfig, folder: Path) -> int:
