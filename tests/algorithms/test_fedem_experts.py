@@ -27,6 +27,7 @@ from archipel.core.examples import ClientData, Examples
 from archipel.core.trees import flatten
 from archipel.engines.setting import Setting
 from archipel.learning.batch_norm import POLICIES
+from archipel.learning.experts import posterior as responsibilities
 
 STEP = SGD(lr=0.5, steps=1, batch=None)
 PI = torch.tensor([0.7, 0.3])
@@ -237,3 +238,11 @@ def test_a_task_of_another_kind_is_refused(uneven):
     with pytest.raises(TypeError, match=r"task must be an encoder and a head, made by classification.*; given a Whole"):
         FedEMExperts(Whole(Network(nn.Linear(3, 4), uneven.inputs), CrossEntropy()))
     assert dataclasses.replace(softmax_experts(uneven), components=4).components == 4
+
+
+def test_very_unlikely_examples_keep_the_mixing_weights():
+    pi = torch.tensor([0.7, 0.2, 0.1])
+    for unlikely in (-1e4, -1e8):
+        # equal likelihoods give π back, to the last digits of a float32
+        found = responsibilities(pi.log(), torch.full((5, 3), unlikely))
+        assert (found - pi).abs().max() < 2e-7

@@ -228,9 +228,9 @@ def test_just_inside_there_is_a_minimum():
 
 def test_diverging_rounds_leave_a_checkpoint(tmp_path):
     algorithm = mac(local=SGD(lr=0.4, steps=5, batch=None), penalty=2.5, rate=2.0)
-    with pytest.raises(DivergenceError, match=r"The state before it is in"):
+    with pytest.raises(DivergenceError, match=r"The state before this round is in"):
         fit(algorithm, scalars(*THREE), rounds=200, setting=Setting(engine="loop"), folder=tmp_path)
-    assert (tmp_path / "checkpoint").exists()
+    assert (tmp_path / "diverged").exists()
 
 
 def test_sparse_networks_have_zeros(uneven):

@@ -1,6 +1,8 @@
-"""Compressed uplinks for any algorithm, with error feedback. F. Seide, H. Fu, J. Droppo, G. Li, D. Yu: 1-bit stochastic
-gradient descent and its application to data-parallel distributed training of speech DNNs. Interspeech 2014. S. U.
-Stich, J.-B. Cordonnier, M. Jaggi: Sparsified SGD with memory. NeurIPS 2018.
+"""Compressed uplinks for any algorithm, with error feedback.
+
+F. Seide, H. Fu, J. Droppo, G. Li, D. Yu: 1-bit stochastic gradient descent and its application to data-parallel
+distributed training of speech DNNs. Interspeech 2014. S. U. Stich, J.-B. Cordonnier, M. Jaggi: Sparsified SGD with
+memory. NeurIPS 2018.
 """
 
 from __future__ import annotations

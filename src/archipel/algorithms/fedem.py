@@ -1,5 +1,7 @@
-"""FedEM. A. Dieuleveut, G. Fort, E. Moulines, G. Robin: Federated-EM with heterogeneity mitigation and variance
-reduction. NeurIPS 2021. (The mixture of experts of O. Marfoq et al., which has the same name, is another method.)
+"""FedEM: federated expectation-maximisation from compressed statistics.
+
+A. Dieuleveut, G. Fort, E. Moulines, G. Robin: Federated-EM with heterogeneity mitigation and variance reduction.
+NeurIPS 2021. See docs/methods/federated-em.md. (The FedEM of O. Marfoq et al. is FedEMExperts here.)
 """
 
 from __future__ import annotations

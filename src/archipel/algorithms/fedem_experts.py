@@ -1,5 +1,7 @@
-"""FedEM with experts. O. Marfoq, G. Neglia, A. Bellet, L. Kameni, R. Vidal: Federated multi-task learning under a
-mixture of distributions. NeurIPS 2021. (The plain name is another method's here, that of A. Dieuleveut et al.)
+"""FedEM with experts: shared models that each client mixes in its own proportions.
+
+O. Marfoq, G. Neglia, A. Bellet, L. Kameni, R. Vidal: Federated multi-task learning under a mixture of distributions.
+NeurIPS 2021. See docs/methods/mixtures.md. (FedEM is the method of A. Dieuleveut et al. here.)
 """
 
 from __future__ import annotations
@@ -91,6 +93,6 @@ class FedEMExperts(SharedModel):
         return self.experts.embed(server["model"], x, self.batch_norm)
 
     def predict_embedded(self, server: Tree, client: Tree, embedded: Tree) -> Tensor:
-        """The client's mixture: log Σ_c π_ic p(y|x; θ_c)."""
+        """Mix the experts as the client does: log Σ_c π_ic p(y|x; θ_c)."""
         outputs = self.experts.own(server["model"], client, embedded, self.batch_norm)
         return self.task.criterion.mix(client["pi"].log().expand(len(outputs), -1), outputs)

@@ -1,5 +1,7 @@
-"""FedGMM. Y. Wu, S. Zhang, W. Yu, Y. Liu, Q. Gu, D. Zhou, H. Chen, W. Cheng: Personalized federated learning under
-mixture of distributions. ICML 2023.
+"""FedGMM: a mixture of Gaussians on inputs and of experts on labels, with weights of each client's own.
+
+Y. Wu, S. Zhang, W. Yu, Y. Liu, Q. Gu, D. Zhou, H. Chen, W. Cheng: Personalized federated learning under mixture of
+distributions. ICML 2023. See docs/methods/mixtures.md.
 """
 
 from __future__ import annotations
@@ -46,6 +48,10 @@ class FedGMM(SharedModel):
 
     At the start the pooled mean and covariance of the embedding are asked of the clients; every Gaussian has that
     covariance, and a mean drawn from the normal with these two. No client shows more of its inputs than their moments.
+
+    A client keeps the embedded inputs of a fixed embedding, one vector for each training example, so that the embedding
+    is sent once. A simulation's checkpoint holds all clients' states, and with them these vectors: keep such a file as
+    safely as the data. ``embedding="learned"`` keeps none.
 
     Args:
         task: one expert: encoder, head and criterion.
@@ -179,7 +185,7 @@ class FedGMM(SharedModel):
         return client, moments_of(e, client["gamma"].values.sum(2), data.train.count)
 
     def label_loss(self, embedding: Tree, batch: Batch) -> tuple[Tensor, Tree]:
-        """The loss of the embedding as a classifier, or a regression, of its own."""
+        """Compute the loss of the embedding as a classifier, or a regression, of its own."""
         e, buffers = self.router(embedding["encoder"], embedding.get("buffers", {}), batch["x"], train=True)
         return self.task.criterion.loss(linear(embedding["head"], e), batch["y"]), buffers
 
@@ -201,7 +207,7 @@ class FedGMM(SharedModel):
         return self.task.criterion.mix(torch.log_softmax(log_weights, dim=1).to(outputs.dtype), outputs)
 
     def route(self, server: Tree, x: Tensor) -> Tensor:
-        """The clients' log-posterior: ρ_i times the density of its mixture of Gaussians."""
+        """Return the clients' log-posterior: ρ_i times the density of its mixture of Gaussians."""
         e = self._embed(server["embedding"], x)
         log_joint = server["tau"].log() + log_normal(e, server["gaussians"])[:, None]
         return torch.log_softmax(torch.logsumexp(log_joint, dim=2), dim=1).to(e.dtype)
@@ -221,7 +227,7 @@ class FedGMM(SharedModel):
 
 
 def responsibilities(pi: Tensor, log_densities: Tensor, log_likelihoods: Tensor) -> Tensor:
-    """The joint posterior, γ_j(a, b) ∝ π(a, b) · density_j(a) · likelihood_j(b), in the likelihoods' type.
+    """Return the joint posterior, γ_j(a, b) ∝ π(a, b) · density_j(a) · likelihood_j(b), in the likelihoods' type.
 
     Args:
         pi: ``(M₁, M₂)``.

@@ -1,5 +1,7 @@
-"""FedSPM. Z. Wang, P. Li, G. Yang, Q. Zhang: FedSPM: routing-enabled federated learning under dual heterogeneity via
-semiparametric mixture. arXiv 2607.04085, 2026. Equation numbers are the paper's.
+"""FedSPM: a semiparametric mixture that predicts and routes, learnt by federated EM.
+
+Z. Wang, P. Li, G. Yang, Q. Zhang: FedSPM: routing-enabled federated learning under dual heterogeneity via
+semiparametric mixture. arXiv 2607.04085, 2026. Equation numbers are the paper's; see docs/methods/fedspm.md.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from archipel.core.examples import ClientData, Examples
 from archipel.core.trees import PerExample, Tree, stack, zeros_like
 from archipel.learning import batch_norm
 from archipel.learning.batch_norm import BatchNorm
-from archipel.learning.experts import Experts, in_pieces, recomputed
+from archipel.learning.experts import Experts, in_pieces, posterior, recomputed
 from archipel.learning.networks import Copies, Network, linear_init
 from archipel.learning.sgd import SGD, Batch, trained
 from archipel.learning.tasks import Supervised
@@ -238,8 +240,8 @@ class FedSPM(Algorithm):
 
         heads = {"heads": client["predictive"]["heads"]}
         log_likelihoods = self.experts.log_likelihoods(own["predictive"] | heads, examples)
-        log_joint = client["pi"].log() + log_likelihoods + in_pieces(log_ratios, examples)
-        return torch.softmax(log_joint, dim=-1) * examples.mask[:, None]
+        log_joint = log_likelihoods + in_pieces(log_ratios, examples)
+        return posterior(client["pi"].log(), log_joint) * examples.mask[:, None]
 
     def log_ratios(self, ratio: Tree, x: Tensor, train: bool = False) -> tuple[Tensor, Tree]:
         """Log dP_ic/dG(x) = γ_ic + ξ_icᵀ h_νc(x) (eq. 3) for all i and c, ``(n, m, C)``, and buffers."""
@@ -258,7 +260,7 @@ class FedSPM(Algorithm):
         return tilted({name: ratio[name].index_select(0, index[None]) for name in ("gamma", "xi")}, h)[:, 0]
 
     def _drawn_by_both(self, examples: Examples, key: Tensor) -> Tensor:
-        """The rows of this round's minibatches in both blocks: with one key both take the same order, one further."""
+        """Return the rows that both blocks draw in this round: with one key both follow one order, one further."""
         draws = [block.plan(examples, key).index.flatten() for block in (self.local, self.routing)]
         return min(draws, key=len)
 

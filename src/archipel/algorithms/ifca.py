@@ -1,5 +1,7 @@
-"""IFCA. A. Ghosh, J. Chung, D. Yin, K. Ramchandran: An efficient framework for clustered federated learning. NeurIPS
-2020. The FedSPM paper lists it as ClusterFL.
+"""IFCA: clients choose one of C models, and train it.
+
+A. Ghosh, J. Chung, D. Yin, K. Ramchandran: An efficient framework for clustered federated learning. NeurIPS 2020. The
+FedSPM paper lists it as ClusterFL. See docs/methods/mixtures.md.
 """
 
 from __future__ import annotations
@@ -103,7 +105,7 @@ class IFCA(SharedModel):
         return {"models": models}, {"loss": loss / total, "clusters": counts}
 
     def _averaged(self, model: Tree, members: Clients, key: Tensor) -> tuple[Tree, Tensor, float]:
-        """A cluster's new model, its members' mean loss, and their share of all weight."""
+        """Return a cluster's new model, its members' mean loss, and their share of all weight."""
         message = self.broadcast({"model": model}, members)
         mean, share = members.mean_and_share(self.train, message, key, self.weights)
         return self.refreshed(model | mean["model"], members, key), mean["loss"], share
@@ -124,7 +126,7 @@ class IFCA(SharedModel):
         return client | {"cluster": cluster}, cluster
 
     def nearest(self, models: Tree, examples: Examples) -> Tensor:
-        """The number of the model with the lowest mean loss on the examples, int64 of shape ``()``."""
+        """Return the number of the model with the lowest mean loss on the examples, int64 of shape ``()``."""
         found = torch.stack([risk(self.task, model, examples) for model in models.values()])
         # argmin takes NaN for the least of all, and the first of equals.
         return torch.where(found.isnan(), torch.inf, found).argmin()
@@ -132,7 +134,7 @@ class IFCA(SharedModel):
     # Prediction
 
     def own_model(self, server: Tree, client: Tree) -> Tree:
-        """The model of the client's cluster."""
+        """Return the model of the client's cluster."""
         models = stack(list(server["models"].values()))
         model: Tree = tree_map(lambda t: t.index_select(0, client["cluster"][None])[0], models)
         return model
@@ -151,7 +153,7 @@ class IFCA(SharedModel):
 
 
 def risk(task: Task, model: Tree, examples: Examples) -> Tensor:
-    """The mean loss over all examples, shape ``()``.
+    """Return the mean loss over all examples, shape ``()``.
 
     >>> from archipel.learning.quadratic import Quadratic
     >>> data = Examples.of({"x": torch.ones(2, 1, 1), "y": torch.tensor([[1.0], [3.0]])})
@@ -163,7 +165,7 @@ def risk(task: Task, model: Tree, examples: Examples) -> Tensor:
 
 
 def losses(task: Task, model: Tree, batch: Batch) -> Tensor:
-    """``(n,)`` losses of a model as it predicts; a task that isn't one of the library's is asked for its training loss.
+    """Return ``(n,)`` losses of a model as it predicts; of a user's own task its training losses.
 
     In training mode BatchNorm would judge a model by the statistics of the pieces that the data happen to lie in.
     """

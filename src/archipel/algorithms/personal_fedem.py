@@ -1,5 +1,7 @@
-"""PersonalFedEM: FedEM where everybody shares the components and each client has its own mixing weights. The steps and
-memories are those of A. Dieuleveut, G. Fort, E. Moulines, G. Robin (NeurIPS 2021), the model is ours.
+"""PersonalFedEM: FedEM of a mixture whose components are shared and whose weights are each client's own.
+
+Steps and memories are those of A. Dieuleveut, G. Fort, E. Moulines, G. Robin (NeurIPS 2021); the model is ours. See
+docs/methods/federated-em.md.
 """
 
 from __future__ import annotations

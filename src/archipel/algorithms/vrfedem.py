@@ -1,5 +1,7 @@
-"""VR-FedEM. A. Dieuleveut, G. Fort, E. Moulines, G. Robin: Federated-EM with heterogeneity mitigation and variance
-reduction. NeurIPS 2021.
+"""VR-FedEM: federated EM with variance reduction.
+
+A. Dieuleveut, G. Fort, E. Moulines, G. Robin: Federated-EM with heterogeneity mitigation and variance reduction.
+NeurIPS 2021. See docs/methods/federated-em.md.
 """
 
 from __future__ import annotations

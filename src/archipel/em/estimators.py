@@ -4,7 +4,8 @@ They take clients, ``fit([X_1, …, X_n])``, and otherwise follow scikit-learn's
 learned attributes end with an underscore, ``get_params`` and ``clone`` work. A fit is a run of :class:`archipel.FedEM`,
 or of :class:`archipel.PersonalFedEM` with personal weights, by :func:`archipel.fit`. Clients send means of statistics,
 what the start asks for (:class:`archipel.em.KMeansPlusPlus`), and, before the first round, each column's sum and sum of
-squares, from which the centre is computed. The traffic doesn't count these sums.
+squares, from which the centre is computed. At the end of a start each client of a mixture sends 2 K² sums, from which
+similar components are found (:func:`archipel.em.splitting.similar`). The traffic doesn't count these sums.
 
 All estimators have these attributes, besides their parameters:
 

@@ -66,13 +66,13 @@ class Experts:
         return x if batch_norm.is_local(policy, model) else self.outputs(model, x)[0]
 
     def own(self, model: Tree, client: Tree, embedded: Tensor, policy: BatchNorm) -> Tensor:
-        """The outputs that a client predicts with, ``(n, C, K)``, from what :meth:`embed` returned."""
+        """Return the outputs that a client predicts with, ``(n, C, K)``, from what :meth:`embed` returned."""
         if not batch_norm.is_local(policy, model):
             return embedded
         return self.outputs(batch_norm.receive(policy, model, client), embedded)[0]
 
     def answers(self, heads: Tree, z: Tensor) -> Tensor:
-        """The heads' outputs ``(n, C, K)`` on features ``(n, C, features)``, or ``(n, 1, features)`` for all heads."""
+        """Return the outputs ``(n, C, K)`` of features ``(n, C, features)``; ``(n, 1, features)`` are for all heads."""
         bias: Tensor = heads["bias"]
         return torch.einsum("ncd,ckd->nck", z.expand(-1, self.count, -1), heads["weight"]) + bias
 
@@ -105,7 +105,10 @@ def recomputed(encoder: Copies, model: Tree, examples: Examples) -> Tree:
 
 
 def posterior(log_weights: Tensor, log_likelihoods: Tensor) -> Tensor:
-    """The posterior over components, q_jc ∝ exp(log-weight_jc + log-likelihood_jc).
+    """Return the posterior over components, q_jc ∝ exp(log-weight_jc + log-likelihood_jc).
+
+    The largest likelihood is subtracted first: at −10,000 the last digit of a float32 is 0.001, and a log weight that
+    is added there is rounded to it.
 
     Args:
         log_weights: ``(C,)``, or ``(n, C)`` if the weights depend on the input.
@@ -116,4 +119,5 @@ def posterior(log_weights: Tensor, log_likelihoods: Tensor) -> Tensor:
     tensor([[0.7500, 0.2500],
             [1.0000, 0.0000]])
     """
-    return torch.softmax(log_weights + log_likelihoods, dim=-1)
+    relative = log_likelihoods - log_likelihoods.amax(-1, keepdim=True)
+    return torch.softmax(log_weights + relative, dim=-1)

@@ -53,7 +53,7 @@ def moments_of(e: Tensor, gamma: Tensor, count: Tensor) -> Tree:
 
 
 def refitted(normals: Tree, moments: Tree, ridge: float) -> Tree:
-    """The normals with these moments, μ = s/N and Σ = S/N − μμᵀ; those without examples stay as they were.
+    """Return the normals with these moments, μ = s/N and Σ = S/N − μμᵀ; those without examples stay as they were.
 
     Args:
         normals: the ones before.
@@ -78,7 +78,7 @@ def refitted(normals: Tree, moments: Tree, ridge: float) -> Tree:
 
 
 def drawn(pooled: Tree, count: int, ridge: float, key: Tensor) -> Tree:
-    """Normals to start from: of the pooled moments' covariance, around means drawn from their normal.
+    """Draw normals to start from: of the pooled moments' covariance, around means drawn from their normal.
 
     Args:
         pooled: moments with γ = 1, M = 1.
@@ -103,7 +103,7 @@ def _normal(moments: Tree, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _mean_variance(moments: Tree) -> Tensor:
-    """The mean over coordinates of all examples' variance.
+    """Average over coordinates of all examples' variance.
 
     Above 0, and above the rounding of S/N − μμᵀ, even if every input has the same embedding.
     """

@@ -169,7 +169,7 @@ class MeanFieldEM(Algorithm):
         return first + (batch * len(held) if self.replacement else int(held.clamp(max=batch).sum()))
 
     def _first_passes(self) -> int:
-        """Passes over all data before the first round: for Ŝ_0, for V_0, and for the V_{0,i} at the clients."""
+        """Count the passes over all data before the first round: for Ŝ_0, V_0, and the clients' V_{0,i}."""
         return 3 if self.memory == "start" else 1
 
     def _alpha(self, statistics: Tree) -> float:

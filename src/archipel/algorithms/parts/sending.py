@@ -163,7 +163,7 @@ class Sending(View):
 
 
 def _named(message: Tree) -> dict[str, Tensor]:
-    """The tensors that all clients are sent alike, by name: a client's own rows can't be added to a mean."""
+    """Find the tensors that all clients are sent alike, by name: a client's own rows can't be added to a mean."""
     found: dict[str, Tensor] = {}
     map_named(lambda name, value: found.update({name: value}) if isinstance(value, Tensor) else None, message)
     return found
