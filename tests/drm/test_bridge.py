@@ -12,8 +12,8 @@ from scipy.special import log_softmax, logsumexp
 
 from archipel import SGD, FedAvg, Federation, Network, classification, fit
 from archipel.algorithms.fedspm import FedSPM
-from archipel.drm.bridge import BridgeErrors, estimates, measure
-from archipel.drm.exchanges import ClientSums, Exchange, RatioCache
+from archipel.drm.bridge.errors import BridgeErrors, estimates, measure
+from archipel.drm.bridge.exchanges import ClientSums, Exchange, RatioCache
 from archipel.engines.setting import Setting
 
 C, ROUNDS = 2, 9

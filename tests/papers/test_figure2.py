@@ -9,7 +9,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from archipel.cli.main import app
-from archipel.drm.bridge import estimates
+from archipel.drm.bridge.errors import estimates
 from archipel.papers.fedspm import figure2
 from archipel.papers.fedspm.baselines import Setting
 from archipel.papers.fedspm.report import Benchmark

@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from archipel.drm.bridge import BridgeErrors, Estimates, estimates
+from archipel.drm.bridge.errors import BridgeErrors, Estimates, estimates
 from archipel.experiments.grids.grid import Cell, run_grid
 from archipel.experiments.reading import validate
 from archipel.experiments.running import train

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from archipel.drm.bridge import Estimates
+from archipel.drm.bridge.errors import Estimates
 from archipel.reports.figures import COLOURS, MARKERS, bare
 
 PANELS = {

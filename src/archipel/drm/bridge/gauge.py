@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from archipel.drm.exchanges import Exchange
+from archipel.drm.bridge.exchanges import Exchange
 from archipel.drm.multipliers import LARGEST
 from archipel.drm.newton import newton
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from archipel.algorithms.fedspm import FedSPM
 from archipel.core.checks import kind_of, one_of, positive_int
 from archipel.core.trees import Tree, dot, tree_map
-from archipel.drm.exchanges import NAMES, ClientSums, Exchange, Incomplete
-from archipel.drm.gauge import Populations, balanced, federated_multipliers, normalised
+from archipel.drm.bridge.exchanges import NAMES, ClientSums, Exchange, Incomplete
+from archipel.drm.bridge.gauge import Populations, balanced, federated_multipliers, normalised
 from archipel.engines.carrier import log
 
 if TYPE_CHECKING:
@@ -52,7 +52,8 @@ class BridgeErrors:
 
     For each measured t the round's record (in ``run.history`` and ``metrics.jsonl``) gets an entry ``"bridge"``, which
     :func:`estimates` reads. Measuring doesn't change the training in any bit. Clients reply with sums over their
-    examples, see :mod:`archipel.drm.exchanges`. A measurement costs two passes over all data and three with gradients.
+    examples, see :mod:`archipel.drm.bridge.exchanges`. A measurement costs two passes over all data and three with
+    gradients.
 
     Args:
         every: measure at t = every, 2 · every, …. t = 0 comes before the first callback and isn't measured, nor is the
