@@ -181,7 +181,7 @@ def test_ctrl_c_and_the_same_command_again(spm, tmp_path, monkeypatch) -> None:
     done = json.loads((folder / "checkpoint" / "checkpoint.json").read_text())["round"]
     assert done == 2
     assert "Stopped after round 2 of 3" in stopped.stderr
-    assert "run it again" in stopped.stderr
+    assert "resumes it" in stopped.stderr
     call(*words)
     assert last_metrics(folder) == last_metrics(spm)
     losses = [[json.loads(line)["loss"] for line in (f / "metrics.jsonl").open()] for f in (folder, spm)]
@@ -192,7 +192,7 @@ def test_divergence_is_told(tmp_path) -> None:
     settings = [*SMALL[:3], "rounds=2", "algorithm.local.lr=1e30"]
     told = call("run", "digits-fedavg", *settings, "--out", tmp_path, code=1).stderr
     assert "learning rate" in told
-    assert "Training recorded no metrics" in call("evaluate", tmp_path).stderr
+    assert "it has no checkpoint" in call("evaluate", tmp_path, code=2).stderr
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_divergence_is_told(tmp_path) -> None:
         (["run", "digits-fedsmp"], "Did you mean 'digits-fedspm'"),
         (["run", "digits-fedspm", "rouns=3"], "Did you mean 'rounds'"),
         (["run", "nowhere.yaml"], "There is no file nowhere.yaml"),
-        (["show", "digits-fedspm", "algorithm.components=0"], "greater than or equal to 1; given 0"),
+        (["show", "digits-fedspm", "algorithm.components=0"], "at least 1; given 0"),
         (["run", "digits-fedspm", "encoder.name=mlp", "encoder.options.hidden=[0]"], "a width of 1 or more"),
         (["run", "digits-fedavg", "encoder.options.channels=5"], "can't be built with the options"),
         (["run", "digits-fedavg", "data.clients=2000"], "client"),

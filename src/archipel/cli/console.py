@@ -85,18 +85,16 @@ def listed(paths: Iterable[object]) -> None:
     say(", ".join(str(path) for path in paths))
 
 
-class _Formatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return clean(super().format(record))
+class _Handler(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        typer.echo(clean(self.format(record)), err=True)
 
 
 def prepare(level: int = logging.INFO) -> None:
     """Send the log and warnings of Archipel to the error stream."""
     log = logging.getLogger("archipel")
     if not log.handlers:
-        handler = logging.StreamHandler()
-        handler.setFormatter(_Formatter("%(message)s"))
-        log.addHandler(handler)
+        log.addHandler(_Handler())
         log.setLevel(level)
 
     def note(message: Any, *rest: Any, **more: Any) -> str:
