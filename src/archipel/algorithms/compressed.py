@@ -26,26 +26,25 @@ EMBEDDED = ("embed", "predict_embedded", "route_embedded")
 class Compressing(Algorithm):
     """An algorithm whose clients send compressed replies; all else is the inner algorithm's.
 
-    Of a reply those tensors are compressed that the message holds too, under the same name and of the same shape: the
-    models. With θ the message's and θ_i the client's, it sends Q(θ_i − θ), and the server restores θ + Q(θ_i − θ).
+    A tensor of a reply is compressed if the message has a tensor of the same name and shape: a model. With θ the
+    message's and θ_i the client's, the client sends Q(θ_i − θ), and the server restores θ + Q(θ_i − θ).
 
     A biased Q (top-k) gets error feedback: a client keeps what was left out, e_i, and adds it the next time it is
     asked,
 
         sent_i = Q(θ_i − θ + e_i), e_i ← θ_i − θ + e_i − sent_i, e_i = 0 at enrolment.
 
-    What else a reply holds travels as it is: numbers of no dimension (losses), BatchNorm's statistics and counts, which
-    wouldn't survive it, tensors so small that nothing would be saved, and what is asked for as a sum, whose weight the
-    server doesn't know. The states are the inner algorithm's, but for e_i beside the client's; so it predicts, adapts
-    and routes as the inner one does where that does.
+    The rest of a reply is sent uncompressed: scalars (losses), BatchNorm's statistics and counts, which compression
+    would spoil, tensors so small that nothing would be saved, and sums, whose weight the server doesn't know. The
+    states are the inner algorithm's, and e_i at the clients. So it predicts, adapts and routes if the inner one does.
 
     Args:
         inner: any algorithm.
         uplink: Q; its draws differ between rounds, clients, steps and tensors.
-        entries: names of the entries of replies that are compressed, as they are where the message hasn't got them:
-            ``("model", "change")`` for SCAFFOLD; default: all that the message holds too.
+        entries: names of the entries of replies to compress, ``("model", "change")`` for SCAFFOLD; an entry that the
+            message lacks is compressed itself instead of its change. Default: all that the message holds too.
         feedback: whether a biased Q gets error feedback; an unbiased one never does. The client keeps an e for each
-            tensor of the server's state (in ``entries``) that may be meant.
+            tensor of the server's state (in ``entries``) that it may have to send.
 
     Raises:
         TypeError: what is no algorithm, or no compressor.

@@ -29,15 +29,15 @@ class FedEM(MeanFieldEM):
       Ŝ_{k+1} and T(Ŝ_{k+1}).
 
     V = Σ ρ_i V_i at all times. With all clients, all data, no compression and γ = 1 a round is an iteration of EM on
-    the pooled data, and memories play no role. They are there for compression: the V_i come to be h_i(Ŝ), so that Δ_i
-    and with it the compression's error go to zero however different clients are.
+    the pooled data, and memories change nothing. They serve compression: the V_i approach h_i(Ŝ), so Δ_i and the
+    compression's error go to zero however different clients are.
 
-    Before the first round two plain exchanges with everybody give Ŝ_0 = s̄(θ_0) and V_0 = h(Ŝ_0); they are counted in
-    the first round. After k rounds of EM the server therefore holds the iterate k + 1 from θ_0.
+    Before the first round, two uncompressed exchanges with everybody give Ŝ_0 = s̄(θ_0) and V_0 = h(Ŝ_0); they are
+    counted in the first round. After k rounds of EM the server holds the iterate k + 1 from θ_0.
 
-    The sum is divided by p, the participation that was planned, not by who answered: a reply that is lost is a client
-    that didn't take part. That doesn't move the roots, but weakens H; where replies are known to be lost with
-    probability f, give ``participation=p * (1 - f)``. If every reply of a round is lost, the server waits.
+    The sum is divided by the planned participation p, not by the share that answered: a lost reply counts as a client
+    that didn't take part. That doesn't move the roots, but weakens H. If replies are lost with probability f, set
+    ``participation=p * (1 - f)``. If every reply of a round is lost, the server waits.
 
     Info, by round: ``field``, ‖H‖², the server's own estimate of ‖h(Ŝ_k)‖² (and exact with all data, all clients and no
     compression); ``projected``, how many steps so far left the domain of T and were shortened; ``expectations``, how
@@ -53,7 +53,7 @@ class FedEM(MeanFieldEM):
         alpha: α, above 0; ``None``: 1/(1 + ω).
         batch: b, examples that each client draws a round; ``None``: all of them.
         replacement: draw minibatches with replacement.
-        memory: V_{0,i}: ``"start"`` for h_i(Ŝ_0), ``"zero"``; or ``"off"``: V = 0 for ever, to see what it is good for.
+        memory: V_{0,i}: ``"start"`` for h_i(Ŝ_0), ``"zero"``; or ``"off"``: V = 0 in all rounds, for comparison.
         participation: p, the share of clients that take part on average (of :class:`archipel.Bernoulli` cohorts);
             ``None``: the share that the round's cohort has, which is p for cohorts of a fixed size. Cohorts must be
             drawn uniformly, since examples count as weights already.

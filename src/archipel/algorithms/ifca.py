@@ -39,10 +39,10 @@ class IFCA(SharedModel):
     A client is sent the C models once a round, and sends the number c_i and one model. It predicts by the model it
     chose in the last round in which it took part; at first it chooses among the models as they were drawn.
 
-    **The start matters.** The models are drawn from different keys, and the first choice among random models is all
-    that parts the clients. While every client likes one model best the others aren't trained and IFCA is FedAvg; if the
-    clients' common model stays better for all than an untrained one, that lasts for ever. The paper restarts from
-    several draws (take another ``seed``); ``clusters`` in the history counts the members in each round.
+    **The start matters.** The models are drawn from different keys, and only the first choice among random models
+    separates the clients. While every client prefers one model, the others aren't trained and IFCA is FedAvg. That
+    never ends if the common model stays better for all clients than an untrained one. The paper restarts from several
+    draws (use another ``seed``); ``clusters`` in the history counts the members in each round.
 
     Args:
         task: the model and its loss.
