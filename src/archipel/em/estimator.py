@@ -164,7 +164,7 @@ class FederatedModel(Scoring, DensityMixin, BaseEstimator, ABC):  # type: ignore
         )
         # Short steps change little in a round; they have converged only if they change less than their share.
         share = min(1.0, 2 * (rate(0) if callable(rate) else rate)) if noisy else 1.0
-        run = Convergence(int(self.max_iter), self.tol * share, self.criterion, noisy)
+        run = Convergence(int(self.max_iter), self.tol * share, self.criterion, noisy, noisy or self.rate is not None)
         cohort = Bernoulli(self.participation) if self.participation < 1 else Full()
         follow(algorithm, federation, run, cohort=cohort, seed=seed)
         return run
@@ -211,6 +211,11 @@ class FederatedModel(Scoring, DensityMixin, BaseEstimator, ABC):  # type: ignore
         counts |= {} if self.batch_size is None else {"batch_size": self.batch_size}
         for name, value in counts.items():
             checks.positive_int(owner, **{name: whole(value)})
+        if self.compressor is not None and not hasattr(self.compressor, "omega"):
+            raise TypeError(
+                f"{owner}'s compressor must be one of archipel.compress, such as Dithering(levels=4), or None; given "
+                f"{checks.kind_of(self.compressor)}."
+            )
         checks.at_least_zero(owner, tol=self.tol)
         checks.one_of(owner, "criterion", self.criterion, "likelihood", "field")
         checks.number(owner, participation=self.participation)

@@ -39,12 +39,15 @@ class Convergence:
         tol: the tolerance on the mean log-likelihood's change in a round, or on ‖H‖².
         criterion: which of the two.
         noisy: whether rounds are random, so that one change says little.
+        whole_steps: whether a fit beside steps that were shortened hasn't converged. An iteration of EM itself is
+            shortened, too, where a component has become empty.
     """
 
     max_iter: int
     tol: float
     criterion: Criterion
     noisy: bool
+    whole_steps: bool = True
     history: list[dict[str, Any]] = field(default_factory=list)
     bounds: list[float] = field(default_factory=list)
     converged: bool = False
@@ -65,7 +68,9 @@ class Convergence:
             self.converged = moment.record["field"] <= self.tol
         window = 2 * WINDOW if self.noisy else 1
         earlier = self.history[-1 - window]["projected"] if len(self.history) > window else 0
-        if moment.record["projected"] > earlier:  # a step that was cut short says nothing about a root
+        if (
+            self.whole_steps and moment.record["projected"] > earlier
+        ):  # a step that was cut short says nothing about a root
             self.converged = False
         if not (self.converged or last):
             return
