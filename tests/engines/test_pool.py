@@ -433,7 +433,7 @@ def test_what_is_private_is_not_written_back():
     memory = Memory()
     sent, _ = memory.dump(torch.zeros(3))
     other = Memory.__new__(Memory)
-    other._descriptor, other._map, other._size = os.dup(memory._descriptor), None, 0
+    other._descriptor, other._mapped, other._size = os.dup(memory._descriptor), None, 0
     mine, _ = other.load(sent, private=True)
     mine += 1
     assert memory.load(sent)[0].tolist() == [0, 0, 0]

@@ -282,7 +282,7 @@ def test_machine_code_agrees_with_torchs_own_also_in_a_worker_that_was_forked_of
 
 
 def test_without_a_compiler_it_is_said_what_is_missing(fresh: Any) -> None:
-    said = r"couldn't compile Sequential, for compile='default': .*/nowhere/g\+\+.*C\+\+ compiler"
+    said = r"couldn't compile Sequential for compile='default': .*/nowhere/g\+\+.*C\+\+ compiler"
     with fresh.patch("cpp.cxx", ("/nowhere/g++",)), pytest.raises(ValueError, match=said) as caught:
         step(Network(mlp()), torch.zeros(6, 3), compile="default")
     assert caught.value.__suppress_context__

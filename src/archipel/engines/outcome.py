@@ -13,7 +13,7 @@ from torch import Tensor
 
 from archipel.algorithm import Step
 from archipel.core.examples import ClientData
-from archipel.core.torch_internals import foreach_norm
+from archipel.core.torch_internals import foreach_norm, version
 from archipel.core.trees import Tree, flatten, leaves
 
 
@@ -68,16 +68,16 @@ class Inputs:
     def __init__(self, step: Step, message: Tree, data: ClientData) -> None:
         self._step, self._message, self._data = step, message, data
         self._tensors = leaves(message) + _columns(data)
-        self._versions = [tensor._version for tensor in self._tensors]
+        self._versions = [version(tensor) for tensor in self._tensors]
 
     def check(self) -> None:
         """Raise a WroteIntoInputsError that names the step and the tensor it wrote into."""
-        if self._versions == [tensor._version for tensor in self._tensors]:
+        if self._versions == [version(tensor) for tensor in self._tensors]:
             return
         written = {
             id(tensor)
-            for tensor, version in zip(self._tensors, self._versions, strict=True)
-            if tensor._version != version
+            for tensor, before in zip(self._tensors, self._versions, strict=True)
+            if version(tensor) != before
         }
         names = [f"message {name or '(the whole)'}" for name, t in flatten(self._message).items() if id(t) in written]
         names += ["data" for tensor in _columns(self._data) if id(tensor) in written]
