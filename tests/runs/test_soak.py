@@ -17,7 +17,7 @@ from archipel.experiments import load
 from archipel.models.mlp import MLP
 
 pytestmark = pytest.mark.soak
-ROUNDS = 600
+ROUNDS = 300
 SETTINGS = ["digits-fedavg", f"rounds={ROUNDS}", "workers=1", "engine=loop", "evaluate_every=null"]
 
 
