@@ -105,7 +105,7 @@ def test_what_is_done_is_not_done_again(made, data_dir, monkeypatch):
 
 def test_a_diverging_run_is_a_result_and_no_failure(data_dir, tmp_path):
     islands = bench.sized(ISLANDS["heart-disease"], TINY)
-    config = configured(islands, "fedavg", 1e38, None, 0, {"data_dir": str(data_dir)}).model_dump(mode="json")
+    config = configured(islands, "fedavg", 1e30, None, 0, {"data_dir": str(data_dir)}).model_dump(mode="json")
     tried = bench.trial(tmp_path, config)
     assert tried["accuracy"] is None
     assert "NaN or infin" in tried["why"]
