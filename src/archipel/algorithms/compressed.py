@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from archipel.algorithm import Algorithm, Clients, Info
-from archipel.algorithms.parts.sending import ERRORS, Packing, Sending
+from archipel.algorithms.parts.sending import ERRORS, Sending
 from archipel.compress.compressor import Compressor
+from archipel.compress.replies import Packing
 from archipel.core.examples import ClientData
 from archipel.core.trees import Tree
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from archipel.core import keys
 from archipel.core.row_window import RowWindow
 from archipel.core.torch_internals import pytree
 from archipel.core.vmap import take_rows
@@ -68,6 +69,23 @@ class Examples:
             name: column.take(index) if isinstance(column, RowWindow) else take_rows(column, index)
             for name, column in self.stored.items()
         }
+
+    def draw(self, size: int | None, key: Tensor, replacement: bool = False) -> tuple[dict[str, Tensor], Tensor]:
+        """Draw a minibatch: its columns, and which of its rows count.
+
+        Args:
+            size: how many examples; without replacement all of them where there are fewer. ``None``: all examples.
+            key: int64 of shape ``()``.
+            replacement: draw with replacement.
+        """
+        if size is None:
+            return self.columns, self.mask
+        if replacement:  # as many as asked for, from however few there are
+            u = keys.uniform(key, size, dtype=torch.float64)
+            return self.take((u * self.count).to(torch.int64)), torch.ones_like(u, dtype=torch.bool)
+        size = min(size, self.length)
+        rows = keys.permutation(key, self.length, self.count)[:size]
+        return self.take(rows), torch.arange(size, device=key.device) < self.count
 
     def pieces(self, size: int) -> Iterator[dict[str, Tensor]]:
         """Yield all rows in order, padding included, at most ``size`` at a time."""

@@ -372,3 +372,22 @@ def unflatten(named: dict[str, Tensor]) -> Tree:
         elif last:
             node[last] = value
     return root
+
+
+def vector(tree: Tree) -> Tensor:
+    """Return all entries of a tree's tensors as one vector.
+
+    >>> vector({"a": torch.tensor(1.0), "b": torch.tensor([2.0, 3.0])})
+    tensor([1., 2., 3.])
+    """
+    return torch.cat([t.reshape(-1) for t in leaves(tree)])
+
+
+def from_vector(entries: Tensor, like: Tree) -> Tree:
+    """Return the inverse of :func:`vector`: a tree with the shapes of another.
+
+    >>> from_vector(torch.tensor([1.0, 2.0, 3.0]), {"a": torch.zeros(()), "b": torch.zeros(2)})
+    {'a': tensor(1.), 'b': tensor([2., 3.])}
+    """
+    parts = iter(entries.split([t.numel() for t in leaves(like)]))
+    return tree_map(lambda t: next(parts).reshape(t.shape), like)

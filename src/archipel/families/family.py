@@ -100,6 +100,32 @@ def rows_in_pieces(function: Callable[[Tree], Tensor], batch: Tree, width: int) 
     return torch.cat([function(tree_map(lambda t, start=start: t[start : start + rows], batch)) for start in starts])
 
 
+HALVINGS = 30
+"""How often a step that leaves T's domain is halved before the point is projected: to a billionth of its length."""
+
+
+def step_inside(family: Family, statistics: Tree, direction: Tree, rate: float) -> tuple[Tree, Tensor]:
+    """Return s + γh in T's domain, and whether γ had to be shortened.
+
+    Noise can carry s out of the domain. A projection would put it on the boundary, where a component has no mass or no
+    width, and its mean or its covariance may be anything. The domain is convex, so a shorter step stays inside: γ is
+    halved until it does, and once more to keep away from the boundary. Only if no step is short enough, because s lies
+    on the boundary itself, is the point projected.
+
+    Args:
+        family: whose domain.
+        statistics: s.
+        direction: h.
+        rate: γ.
+    """
+    projected, outside = family.project(add(statistics, direction, rate))
+    if outside:
+        for shorter in (rate / 2**j for j in range(1, HALVINGS)):
+            if not family.project(add(statistics, direction, shorter))[1]:
+                return family.project(add(statistics, direction, shorter / 2))[0], outside
+    return projected, outside
+
+
 def from_centre(x: Tensor, centre: tuple[float, ...] | None) -> Tensor:
     """Return x − c in float64."""
     x = x.to(torch.float64)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from archipel.core.checks import kind_of
 from archipel.core.trees import Tree
 
 ASYMMETRY = 1e-6
@@ -41,6 +42,29 @@ def check_parameters(owner: str, family: Any, theta: Tree, names: Mapping[str, s
             raise ValueError(f"{owner}'s {called} holds {float(values.min()):g}; rates must be 0 or above.")
         elif name == "probability":
             _probabilities(f"{owner}'s {called}", values, getattr(family, "levels", None))
+
+
+def check_start(owner: str, family: Any, start: Any) -> None:
+    """Raise an error for anything but a dict of tensors with parameters in their domain.
+
+    Args:
+        owner: what they are, in error messages.
+        family: as in :func:`check_parameters`.
+        start: what was given.
+
+    Raises:
+        TypeError: no dict, or one that holds other values than tensors.
+        ValueError: parameters out of their domain.
+    """
+    if not isinstance(start, dict):
+        raise TypeError(
+            f"{owner} must be a dict of the family's parameters, or a function (clients, key) → such a dict; given "
+            f"{kind_of(start)}."
+        )
+    for name, value in start.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{owner} holds tensors; its {name} is {kind_of(value)}.")
+    check_parameters(owner, family, start)
 
 
 def _weights(what: str, values: Tensor) -> None:

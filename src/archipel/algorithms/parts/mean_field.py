@@ -22,13 +22,11 @@ from archipel.compress.compressor import Compressor, Identity
 from archipel.core import checks, keys
 from archipel.core.checks import Interval, Positive, PositiveInt
 from archipel.core.examples import ClientData, Examples
-from archipel.core.trees import Tree, add, leaves, norm, tree_map, zeros_like
+from archipel.core.trees import Tree, add, from_vector, leaves, norm, tree_map, vector, zeros_like
 from archipel.core.vmap import inside_vmap
-from archipel.families.family import Centred, Family
-from archipel.families.parameters import check_parameters
+from archipel.families.family import Centred, Family, step_inside
+from archipel.families.parameters import check_start
 
-HALVINGS = 30
-"""How often a step that leaves T's domain is halved before the point is projected: to a billionth of its length."""
 Rate = float | Callable[[int], float]
 Start = Tree | Callable[[Clients, Tensor], Tree]
 
@@ -74,7 +72,7 @@ class MeanFieldEM(Algorithm):
         if not callable(self.rate):
             checks.above_zero(owner, rate=self.rate)
         if not callable(self.start):
-            _check_start(owner, self.start)
+            check_start(f"{owner}'s start", self.family, self.start)
         if not self.compressor.unbiased:
             raise ValueError(
                 f"{owner} needs an unbiased compressor, whose errors average out over clients and rounds; "
@@ -110,7 +108,6 @@ class MeanFieldEM(Algorithm):
     def _theta_0(self, clients: Clients, key: Tensor) -> Tree:
         if callable(self.start):
             return self.start(clients, keys.fold(key, "start"))
-        check_parameters(f"{type(self).__name__}'s start", self.family, self.start)
         return tree_map(lambda t: t.to(torch.float64), self.start)
 
     def _first_memory(self, statistics: Tree, estimate: Tree | None) -> Tree:
@@ -130,12 +127,12 @@ class MeanFieldEM(Algorithm):
         if len(clients.ids):
             message = {"theta": server["theta"], "statistics": statistics}
             found: Tensor = clients.sum(step, message, key)["difference"]
-            total = _tree(found / clients.sizes.sum(), statistics)
+            total = from_vector(found / clients.sizes.sum(), statistics)
         p = self.participation or max(len(clients.ids), 1) / clients.population
         H = add(memory, total, 1 / p)
         rate = self.rate(clients.round) if callable(self.rate) else self.rate
         checks.above_zero(type(self).__name__, **{f"rate in round {clients.round}": rate})
-        statistics, outside = self._step(statistics, H, rate)
+        statistics, outside = step_inside(self.family, statistics, H, rate)
         new = {
             "statistics": statistics,
             "theta": self.family.maximise(statistics),
@@ -144,21 +141,6 @@ class MeanFieldEM(Algorithm):
         if self.memory != "off":
             new["memory"] = add(memory, total, self._alpha(statistics))
         return server | new, {"field": float(norm(H)) ** 2, "projected": int(new["projected"])}
-
-    def _step(self, statistics: Tree, H: Tree, rate: float) -> tuple[Tree, Tensor]:
-        """Return Ŝ + γH in T's domain, and whether γ had to be shortened.
-
-        Noise can carry Ŝ out of the domain. A projection would put it on the boundary, where a component has no mass or
-        no width, and its mean or its covariance may be anything. The domain is convex, so a shorter step stays inside:
-        γ is halved until it does, and once more to keep away from the boundary. Only if no step is short enough,
-        because Ŝ lies on the boundary itself, is the point projected.
-        """
-        projected, outside = self.family.project(add(statistics, H, rate))
-        if outside:
-            for shorter in (rate / 2**j for j in range(1, HALVINGS)):
-                if not self.family.project(add(statistics, H, shorter))[1]:
-                    return self.family.project(add(statistics, H, shorter / 2))[0], outside
-        return projected, outside
 
     def expectations(self, clients: Clients, batch: int | None) -> int:
         """Count the E[s(y, z) | y; θ] of the cohort; in the first round also those of the start."""
@@ -195,22 +177,15 @@ class MeanFieldEM(Algorithm):
         delta = add(estimate, statistics, -1.0)
         if self.memory != "off":
             delta = add(delta, client["memory"], -1.0)
-        sent = self.compressor(_vector(delta), keys.fold(key, "quantise"))
+        sent = self.compressor(vector(delta), keys.fold(key, "quantise"))
         if self.memory != "off":
-            moved = add(client["memory"], _tree(sent.decode(), statistics), self._alpha(statistics))
+            moved = add(client["memory"], from_vector(sent.decode(), statistics), self._alpha(statistics))
             client = client | {"memory": moved}
         return client, {"difference": sent}
 
     def minibatch(self, examples: Examples, key: Tensor) -> tuple[Tree, Tensor]:
         """Draw b examples, and say which rows count: a client that holds fewer takes all it has."""
-        if self.batch is None:
-            return examples.columns, examples.mask
-        if self.replacement:  # b, from however few there are
-            u = keys.uniform(keys.fold(key, "batch"), self.batch, dtype=torch.float64)
-            return examples.take((u * examples.count).to(torch.int64)), torch.ones_like(u, dtype=torch.bool)
-        size = min(self.batch, examples.length)
-        rows = keys.permutation(keys.fold(key, "batch"), examples.length, examples.count)[:size]
-        return examples.take(rows), torch.arange(size, device=key.device) < examples.count
+        return examples.draw(self.batch, keys.fold(key, "batch"), self.replacement)
 
     def expected(self, theta: Tree, data: ClientData) -> Tree:
         """s̄_i(θ) over all the client's examples.
@@ -246,28 +221,3 @@ class MeanFieldEM(Algorithm):
         replies = clients.everyone.evaluate(self.score, {"theta": server["theta"]}, keys.key(0))
         share = replies.weights / replies.weights.sum()
         return float(self.family.penalty(server["theta"]) - (share * replies.value["log_likelihood"]).sum())
-
-
-def _check_start(owner: str, start: Tree) -> None:
-    if not isinstance(start, dict):
-        raise TypeError(
-            f"{owner}'s start must be a dict of the family's parameters, or a function (clients, key) → such a dict; "
-            f"given {checks.kind_of(start)}."
-        )
-    for name, value in start.items():
-        if not isinstance(value, Tensor):
-            raise TypeError(f"{owner}'s start holds tensors; its {name} is {checks.kind_of(value)}.")
-        if not bool(torch.isfinite(value).all()):
-            raise ValueError(f"{owner}'s start has NaN or infinite values in its {name}.")
-    weight = start.get("weight")
-    if weight is not None and (bool((weight < 0).any()) or abs(float(weight.sum()) - 1) > 1e-5):
-        raise ValueError(f"{owner}'s start has the weights {weight.tolist()}; they are 0 or above and sum to 1.")
-
-
-def _vector(tree: Tree) -> Tensor:
-    return torch.cat([t.reshape(-1) for t in leaves(tree)])
-
-
-def _tree(vector: Tensor, like: Tree) -> Tree:
-    parts = iter(vector.split([t.numel() for t in leaves(like)]))
-    return tree_map(lambda t: next(parts).reshape(t.shape), like)
