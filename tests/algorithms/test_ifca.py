@@ -23,13 +23,13 @@ from archipel import (
     classification,
     fit,
 )
-from archipel.algorithms.ifca import risk
 from archipel.core import keys
 from archipel.core.examples import Examples
 from archipel.core.trees import flatten, nbytes
 from archipel.engines import Handle, Ledger, Loop
 from archipel.engines.setting import Setting
 from archipel.learning.quadratic import Quadratic, quadratic_federation
+from archipel.learning.tasks import risk
 
 STEP = SGD(lr=0.2, steps=1, batch=None)
 

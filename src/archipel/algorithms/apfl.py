@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from archipel.algorithm import Clients, Info, Weights
-from archipel.algorithms.parts.shared_model import SharedModel, remember
+from archipel.algorithms.parts.shared_model import SharedModel
 from archipel.core.checks import Fraction, NonNegative
 from archipel.core.examples import ClientData
-from archipel.core.trees import Tree, leaves, tree_map, zeros_like
+from archipel.core.trees import Tree, leaves, tree_map
+from archipel.learning.client_models import at_rest
 from archipel.learning.sgd import Batch, trained
 
 
@@ -92,7 +93,7 @@ class APFL(SharedModel):
         alpha = torch.full((), self.alpha, dtype=leaves(trained(model))[0].dtype)
         client = super().init_client(message, data, key) | {"omega": model, "alpha": alpha}
         client |= self._nothing_averaged(model)
-        return remember(self.local, client, zeros_like(trained(self._blocks(model, client))))
+        return at_rest(self.local, client, self._blocks(model, client))
 
     def train(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
         """Make τ steps of θ_k from θ, of ω_k from where it was, and of α_k; θ_k goes to the server."""

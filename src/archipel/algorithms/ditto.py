@@ -12,10 +12,11 @@ from torch import Tensor
 
 from archipel.algorithm import Algorithm, Clients, Info, PredictsGlobally
 from archipel.algorithms.parts.composition import PartClients
-from archipel.algorithms.parts.shared_model import LOCAL, SharedModel, remember
+from archipel.algorithms.parts.shared_model import LOCAL, SharedModel
 from archipel.core.checks import NonNegative
 from archipel.core.examples import ClientData
-from archipel.core.trees import Tree, zeros_like
+from archipel.core.trees import Tree
+from archipel.learning.client_models import at_rest, continued
 from archipel.learning.sgd import SGD, proximal, trained
 from archipel.learning.tasks import Task
 
@@ -90,7 +91,7 @@ class Ditto(Algorithm):
             "inner": self.inner.init_client({"server": inner, "index": message["index"]}, data, key),
             "personal": inner["model"],
         }
-        return remember(self.personal, client, zeros_like(trained(inner["model"])))
+        return at_rest(self.personal, client, inner["model"])
 
     def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
         rate = self.personal.rate(clients.round, clients.rounds)
@@ -102,10 +103,8 @@ class Ditto(Algorithm):
     def personalise(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
         """Make s steps on f_k + μ/2 ‖· − θ^(t)‖² from ω_k; send nothing (eq. 9)."""
         pull = proximal(self.penalty, message["centre"]) if self.penalty else None
-        end = self.personal.minimise(
-            self.task.loss, client["personal"], data.train, key, message["lr"], client.get("velocity"), pull
-        )
-        return remember(self.personal, client | {"personal": end.params}, end.velocity), {}
+        client, _ = continued(self.personal, self.task.loss, client, data, key, message["lr"], pull, "personal")
+        return client, {}
 
     def predict(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
         return self.task.predict(client["personal"], x)

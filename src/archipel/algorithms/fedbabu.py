@@ -12,10 +12,11 @@ from typing import Literal
 from torch import Tensor
 
 from archipel.algorithms.fedavgft import TUNING, check_tuning
-from archipel.algorithms.parts.shared_model import SharedModel, beside, remember
+from archipel.algorithms.parts.shared_model import SharedModel
 from archipel.core.examples import ClientData
-from archipel.core.trees import Tree, zeros_like
+from archipel.core.trees import Tree
 from archipel.learning import batch_norm
+from archipel.learning.client_models import at_rest, beside
 from archipel.learning.sgd import SGD, Loss, Solution, trained
 
 
@@ -73,7 +74,7 @@ class FedBABU(SharedModel):
     def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
         client, body = super().init_client(message, data, key), message["server"]["model"]
         client = client | {"adapted": {"tuned": self.complete(body, client)}}
-        return remember(self.local, client, zeros_like(trained(body)))
+        return at_rest(self.local, client, body)
 
     def local_run(
         self, client: Tree, message: Tree, data: ClientData, key: Tensor, loss: Loss | None = None

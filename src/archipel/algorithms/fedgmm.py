@@ -13,15 +13,16 @@ import torch
 from torch import Tensor
 
 from archipel.algorithm import Clients, Info
-from archipel.algorithms.parts.shared_model import ROUTING, SharedModel, remember
+from archipel.algorithms.parts.shared_model import ROUTING, SharedModel
 from archipel.core import keys
 from archipel.core.checks import Positive, PositiveInt
 from archipel.core.examples import ClientData, Examples
-from archipel.core.trees import PerExample, Tree, zeros_like
-from archipel.learning.experts import Experts, in_pieces, recomputed
+from archipel.core.trees import PerExample, Tree
+from archipel.learning.client_models import at_rest, remember
+from archipel.learning.experts import Experts, recomputed
 from archipel.learning.gaussians import drawn, log_normal, moments_of, refitted
 from archipel.learning.networks import Network, linear, linear_init
-from archipel.learning.sgd import SGD, Batch, trained
+from archipel.learning.sgd import SGD, Batch
 from archipel.learning.tasks import Supervised
 
 
@@ -155,7 +156,7 @@ class FedGMM(SharedModel):
         client["gamma"] = PerExample(pi * data.train.mask[:, None, None])
         embedding = message["server"]["embedding"]
         if self.learns:
-            return remember(self.routing, client, zeros_like(trained(embedding)), "routing_velocity")
+            return at_rest(self.routing, client, embedding, "routing_velocity")
         return client | {"embedded": PerExample(self._embed_all(embedding, data.train))}
 
     def expect(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
@@ -216,7 +217,7 @@ class FedGMM(SharedModel):
         return self.router(embedding["encoder"], embedding.get("buffers", {}), x)[0]
 
     def _embed_all(self, embedding: Tree, examples: Examples) -> Tensor:
-        return in_pieces(lambda batch: self._embed(embedding, batch["x"]), examples)
+        return examples.in_pieces(lambda batch: self._embed(embedding, batch["x"]))
 
     def _embedded(self, client: Tree, message: Tree, examples: Examples) -> Tensor:
         """``(N, d)``; a fixed embedding's is computed once, at enrolment."""

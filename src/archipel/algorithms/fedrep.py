@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from archipel.algorithm import Clients
-from archipel.algorithms.parts.shared_model import LOCAL, SharedModel, beside, remember
+from archipel.algorithms.parts.shared_model import LOCAL, SharedModel
 from archipel.core import keys
 from archipel.core.examples import ClientData
-from archipel.core.trees import Tree, zeros_like
+from archipel.core.trees import Tree
 from archipel.learning import batch_norm
+from archipel.learning.client_models import at_rest, beside, remember
 from archipel.learning.sgd import SGD, trained
 
 
@@ -71,8 +72,8 @@ class FedRep(SharedModel):
 
     def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
         client = super().init_client(message, data, key)
-        client = remember(self.local, client, zeros_like(trained(message["server"]["model"])))
-        return remember(self.head, client, zeros_like(client["head"]), "head_velocity")
+        client = at_rest(self.local, client, message["server"]["model"])
+        return at_rest(self.head, client, client["head"], "head_velocity")
 
     def train(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
         """Train the head on the body as it was sent, then the body under the new head; send the body."""

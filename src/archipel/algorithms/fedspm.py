@@ -13,16 +13,17 @@ import torch
 from torch import Tensor
 
 from archipel.algorithm import Algorithm, Clients, Info
-from archipel.algorithms.parts.shared_model import LOCAL, ROUTING, remember, split
+from archipel.algorithms.parts.shared_model import LOCAL, ROUTING
 from archipel.core import keys
 from archipel.core.checks import PositiveInt
 from archipel.core.examples import ClientData, Examples
-from archipel.core.trees import PerExample, Tree, stack, zeros_like
+from archipel.core.trees import PerExample, Tree, stack
 from archipel.learning import batch_norm
 from archipel.learning.batch_norm import BatchNorm
-from archipel.learning.experts import Experts, in_pieces, posterior, recomputed
+from archipel.learning.client_models import at_rest, remember, split
+from archipel.learning.experts import Experts, posterior, recomputed
 from archipel.learning.networks import Copies, Network, linear_init
-from archipel.learning.sgd import SGD, Batch, trained
+from archipel.learning.sgd import SGD, Batch
 from archipel.learning.tasks import Supervised
 
 BLOCKS = ("predictive", "ratio")
@@ -146,8 +147,8 @@ class FedSPM(Algorithm):
         uniform = torch.full((data.train.length, C), 1 / C) * data.train.mask[:, None]
         client = {
             "index": message["index"],
-            "predictive": remember(self.local, predictive, zeros_like(trained(server["predictive"]) | heads)),
-            "ratio": remember(self.routing, ratio, zeros_like(trained(server["ratio"]))),
+            "predictive": at_rest(self.local, predictive, server["predictive"] | heads),
+            "ratio": at_rest(self.routing, ratio, server["ratio"]),
             "pi": torch.full((C,), 1 / C),
             "responsibilities": PerExample(uniform),
         }
@@ -243,7 +244,7 @@ class FedSPM(Algorithm):
 
         heads = {"heads": client["predictive"]["heads"]}
         log_likelihoods = self.experts.log_likelihoods(own["predictive"] | heads, examples)
-        log_joint = log_likelihoods + in_pieces(log_ratios, examples)
+        log_joint = log_likelihoods + examples.in_pieces(log_ratios)
         return posterior(client["pi"].log(), log_joint) * examples.mask[:, None]
 
     def log_ratios(self, ratio: Tree, x: Tensor, train: bool = False) -> tuple[Tensor, Tree]:

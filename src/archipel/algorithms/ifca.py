@@ -13,15 +13,14 @@ import torch
 from torch import Tensor
 
 from archipel.algorithm import Clients, Info, NoReplyError
-from archipel.algorithms.parts.shared_model import SharedModel, remember
+from archipel.algorithms.parts.shared_model import SharedModel
 from archipel.core import keys
 from archipel.core.checks import PositiveInt
 from archipel.core.examples import ClientData, Examples
-from archipel.core.trees import Tree, leaves, stack, tree_map, zeros_like
-from archipel.learning.experts import in_pieces
-from archipel.learning.networks import linear
-from archipel.learning.sgd import Batch, trained
-from archipel.learning.tasks import Supervised, Task, Whole
+from archipel.core.trees import Tree, leaves, stack, tree_map
+from archipel.learning.client_models import at_rest
+from archipel.learning.sgd import trained
+from archipel.learning.tasks import risk
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +114,7 @@ class IFCA(SharedModel):
     def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
         models = message["server"]["models"]
         client = {"cluster": self.nearest(models, data.train)}
-        return remember(self.local, client, zeros_like(trained(models["0"])))
+        return at_rest(self.local, client, models["0"])
 
     def choose(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
         """Reply the client's cluster, int64 of shape ``()``."""
@@ -150,32 +149,6 @@ class IFCA(SharedModel):
     def predict_embedded(self, server: Tree, client: Tree, embedded: Tree) -> Tensor:
         answers: Tensor = embedded.index_select(1, client["cluster"][None])[:, 0]
         return answers
-
-
-def risk(task: Task, model: Tree, examples: Examples) -> Tensor:
-    """Return the mean loss over all examples, shape ``()``.
-
-    >>> from archipel.learning.quadratic import Quadratic
-    >>> data = Examples.of({"x": torch.ones(2, 1, 1), "y": torch.tensor([[1.0], [3.0]])})
-    >>> risk(Quadratic(), {"theta": torch.tensor([0.0])}, data)  # (½ + 9/2)/2
-    tensor(2.5000)
-    """
-    values = in_pieces(lambda batch: losses(task, model, batch), examples)
-    return torch.where(examples.mask, values, 0).sum() / examples.count
-
-
-def losses(task: Task, model: Tree, batch: Batch) -> Tensor:
-    """Return ``(n,)`` losses of a model as it predicts; of a user's own task its training losses.
-
-    In training mode BatchNorm would judge a model by the statistics of the pieces that the data happen to lie in.
-    """
-    buffers = model.get("buffers", {})
-    if isinstance(task, Supervised):
-        z, _ = task.encoder(model["encoder"], buffers, batch["x"])
-        return task.criterion.loss(linear(model["head"], z), batch["y"])
-    if isinstance(task, Whole):
-        return task.criterion.loss(task.module(model["module"], buffers, batch["x"])[0], batch["y"])
-    return task.loss(model, batch)[0]
 
 
 def equal(one: Tree, other: Tree) -> bool:

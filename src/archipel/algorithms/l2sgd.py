@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from archipel.algorithm import Clients, Info, Weights
-from archipel.algorithms.parts.shared_model import PLAIN, SharedModel, remember
+from archipel.algorithms.parts.shared_model import PLAIN, SharedModel
 from archipel.core import keys
 from archipel.core.checks import Interval, NonNegative
 from archipel.core.examples import ClientData
-from archipel.core.trees import PerClient, Tree, tree_map, zeros_like
+from archipel.core.trees import PerClient, Tree, tree_map
 from archipel.learning import batch_norm
+from archipel.learning.client_models import at_rest, continued
 from archipel.learning.sgd import SGD, trained
 
 
@@ -91,7 +92,7 @@ class L2SGD(SharedModel):
 
     def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
         model = message["server"]["model"]
-        return remember(self.local, {"model": model}, zeros_like(trained(model)))
+        return at_rest(self.local, {"model": model}, model)
 
     def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
         alone, together = self._runs(clients.round, key)
@@ -113,15 +114,9 @@ class L2SGD(SharedModel):
         """Local steps, then the model to the server."""
         steps, loss = int(message["steps"]), torch.zeros(())
         if steps:
-            end = replace(self.local, steps=steps).minimise(
-                self.task.loss,
-                client["model"],
-                data.train,
-                key,
-                message["lr"] * message["share"],
-                client.get("velocity"),
-            )
-            client, loss = remember(self.local, {"model": end.params}, end.velocity), end.loss
+            local, rate = replace(self.local, steps=steps), message["lr"] * message["share"]
+            client, end = continued(local, self.task.loss, client, data, key, rate)
+            loss = end.loss
         return client, {"model": batch_norm.send(self.batch_norm, client["model"]), "loss": loss}
 
     def approach(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:

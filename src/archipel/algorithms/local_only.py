@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from archipel.algorithm import Algorithm, Clients, Info
-from archipel.algorithms.parts.shared_model import LOCAL, remember
+from archipel.algorithms.parts.shared_model import LOCAL
 from archipel.core.examples import ClientData
-from archipel.core.trees import Tree, zeros_like
-from archipel.learning.sgd import SGD, trained
+from archipel.core.trees import Tree
+from archipel.learning.client_models import at_rest, continued
+from archipel.learning.sgd import SGD
 from archipel.learning.tasks import Task
 
 
@@ -43,7 +44,7 @@ class Local(Algorithm):
 
     def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
         start = message["server"]["start"]
-        return remember(self.local, {"model": start}, zeros_like(trained(start)))
+        return at_rest(self.local, {"model": start}, start)
 
     def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
         mean = clients.mean(self.train, {"lr": self.local.rate(clients.round, clients.rounds)}, key)
@@ -51,10 +52,8 @@ class Local(Algorithm):
 
     def train(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
         """Local SGD from the client's own model."""
-        end = self.local.minimise(
-            self.task.loss, client["model"], data.train, key, message["lr"], client.get("velocity")
-        )
-        return remember(self.local, {"model": end.params}, end.velocity), {"loss": end.loss}
+        client, end = continued(self.local, self.task.loss, client, data, key, message["lr"])
+        return client, {"loss": end.loss}
 
     def predict(self, server: Tree, client: Tree, x: Tensor) -> Tensor:
         return self.task.predict(client["model"], x)

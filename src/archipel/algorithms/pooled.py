@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from archipel.algorithm import Algorithm, Clients, Info
-from archipel.algorithms.parts.shared_model import LOCAL, remember
+from archipel.algorithms.parts.shared_model import LOCAL
 from archipel.core import keys
 from archipel.core.examples import ClientData, Examples
-from archipel.core.trees import Tree, tree_map, zeros_like
-from archipel.learning.sgd import SGD, trained
+from archipel.core.trees import Tree, tree_map
+from archipel.learning.client_models import at_rest, remember
+from archipel.learning.sgd import SGD
 from archipel.learning.tasks import Task
 
 log = logging.getLogger("archipel")
@@ -61,7 +62,7 @@ class Pooled(Algorithm):
         # In an order that doesn't tell whose an example is.
         order = keys.permutation(keys.fold(key, "pool"), int(clients.sizes.sum()))
         examples = tree_map(lambda t: t[order], self.pool(clients, key))
-        return remember(self.local, {"model": model, "examples": examples}, zeros_like(trained(model)))
+        return at_rest(self.local, {"model": model, "examples": examples}, model)
 
     def pool(self, clients: Clients, key: Tensor) -> Tree:
         """All training examples, client by client, since replies to one step have one shape."""

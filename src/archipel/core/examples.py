@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -91,6 +91,10 @@ class Examples:
         """Yield all rows in order, padding included, at most ``size`` at a time."""
         for start in range(0, self.length, size):
             yield {name: column[start : start + size] for name, column in self.stored.items()}
+
+    def in_pieces(self, function: Callable[[dict[str, Tensor]], Tensor], size: int = 512) -> Tensor:
+        """Concatenate what a function returns of all rows, padding included, ``size`` rows at a time."""
+        return torch.cat([function(batch) for batch in self.pieces(size)])
 
 
 def _unflatten(children: Iterable[Any], min_count: int) -> Examples:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,9 +15,6 @@ from archipel.learning.batch_norm import BatchNorm
 from archipel.learning.networks import Copies, linear_init
 from archipel.learning.sgd import Batch
 from archipel.learning.tasks import Supervised
-
-PIECE = 512
-"""Examples a forward pass over all the data."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,12 +83,7 @@ class Experts:
 
     def log_likelihoods(self, params: Tree, examples: Examples) -> Tensor:
         """``(N, C)``: log p_c(y_j|x_j) of all examples, padding included, as an E-step needs them."""
-        return in_pieces(lambda batch: -self.losses(self.outputs(params, batch["x"])[0], batch["y"]), examples)
-
-
-def in_pieces(function: Callable[[Batch], Tensor], examples: Examples) -> Tensor:
-    """Concatenate what a function returns of all rows, padding included, :data:`PIECE` rows at a time."""
-    return torch.cat([function(batch) for batch in examples.pieces(PIECE)])
+        return examples.in_pieces(lambda batch: -self.losses(self.outputs(params, batch["x"])[0], batch["y"]))
 
 
 def recomputed(encoder: Copies, model: Tree, examples: Examples) -> Tree:

@@ -6,10 +6,12 @@ import warnings
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
 from archipel.core import keys
 from archipel.core.checks import setting
+from archipel.core.examples import Examples
 from archipel.core.trees import Tree
 from archipel.data.inputs import Inputs
 from archipel.learning.criteria import Criterion, CrossEntropy, SquaredError
@@ -69,8 +71,19 @@ class Supervised:
         return self.criterion.loss(linear(params["head"], z), batch["y"]), buffers
 
     def predict(self, params: Tree, x: Tensor) -> Tensor:
-        z, _ = self.encoder(params["encoder"], params.get("buffers", {}), x)
+        return self.answer(params, self.embed(params, x))
+
+    def embed(self, params: Tree, x: Tensor) -> Tensor:
+        """Return the encoder's features as it predicts."""
+        return self.encoder(params["encoder"], params.get("buffers", {}), x)[0]
+
+    def answer(self, params: Tree, z: Tensor) -> Tensor:
+        """Return what the head says of features, as ``predict`` says it of x."""
         return self.criterion.report(linear(params["head"], z))
+
+    def losses(self, params: Tree, batch: Batch) -> Tensor:
+        """Return ``(n,)`` losses of the model as it predicts."""
+        return self.criterion.loss(linear(params["head"], self.embed(params, batch["x"])), batch["y"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +119,28 @@ class Whole:
 
     def predict(self, params: Tree, x: Tensor) -> Tensor:
         return self.criterion.report(self.module(params["module"], params.get("buffers", {}), x)[0])
+
+    def losses(self, params: Tree, batch: Batch) -> Tensor:
+        """Return ``(n,)`` losses of the model as it predicts."""
+        return self.criterion.loss(self.module(params["module"], params.get("buffers", {}), batch["x"])[0], batch["y"])
+
+
+def risk(task: Task, model: Tree, examples: Examples) -> Tensor:
+    """Return the mean loss over all examples, shape ``()``, of a model as it predicts.
+
+    Of a user's own task it is the mean training loss. In training mode BatchNorm would judge a model by the statistics
+    of the pieces that the data happen to lie in.
+
+    >>> from archipel.learning.quadratic import Quadratic
+    >>> data = Examples.of({"x": torch.ones(2, 1, 1), "y": torch.tensor([[1.0], [3.0]])})
+    >>> risk(Quadratic(), {"theta": torch.tensor([0.0])}, data)  # (½ + 9/2)/2
+    tensor(2.5000)
+    """
+
+    def losses(batch: Batch) -> Tensor:
+        return task.losses(model, batch) if isinstance(task, Supervised | Whole) else task.loss(model, batch)[0]
+
+    return torch.where(examples.mask, examples.in_pieces(losses), 0).sum() / examples.count
 
 
 class Described(Protocol):

@@ -14,11 +14,11 @@ from torch import Tensor
 from archipel.algorithm import Algorithm, Clients, Info, Weights
 from archipel.core import keys
 from archipel.core.examples import ClientData
-from archipel.core.trees import Tree, zeros_like
+from archipel.core.trees import Tree
 from archipel.learning import batch_norm
 from archipel.learning.batch_norm import BatchNorm
-from archipel.learning.networks import linear
-from archipel.learning.sgd import SGD, Batch, Loss, Shift, Solution, trained
+from archipel.learning.client_models import at_rest, parted, remember, split
+from archipel.learning.sgd import SGD, Loss, Shift, Solution
 from archipel.learning.tasks import Supervised, Task
 
 LOCAL = SGD(lr=0.01, steps=10, batch=128, momentum=0.9, schedule="cosine")
@@ -86,7 +86,7 @@ class SharedModel(Algorithm):
     def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
         shared, head = message["server"]["model"], message["server"].get("head", {})
         client = batch_norm.keep(self.batch_norm, {"head": head} if head else {}, shared)
-        return remember(self.local, client, zeros_like(trained(shared | head)))
+        return at_rest(self.local, client, shared | head)
 
     def train(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
         """Run local SGD from the shared model."""
@@ -152,12 +152,14 @@ class SharedModel(Algorithm):
 
     def embed(self, server: Tree, x: Tensor) -> Tree:
         """Return the features of the encoder that all heads stand on; x itself where there is no such encoder."""
-        return features(self.task, server["model"], x) if self.one_encoder(server) else x
+        task = self.task
+        return task.embed(server["model"], x) if isinstance(task, Supervised) and self.one_encoder(server) else x
 
     def predict_embedded(self, server: Tree, client: Tree, embedded: Tree) -> Tensor:
-        if self.one_encoder(server):
-            return answer(self.task, self.own_model(server, client), embedded)
-        return self.task.predict(self.own_model(server, client), embedded)
+        task, model = self.task, self.own_model(server, client)
+        if isinstance(task, Supervised) and self.one_encoder(server):
+            return task.answer(model, embedded)
+        return task.predict(model, embedded)
 
     def one_encoder(self, server: Tree) -> bool:
         """Whether the clients' models differ in their heads alone."""
@@ -172,55 +174,3 @@ class SharedModel(Algorithm):
         """Whether clients predict with other models than the shared one: of another kind, or with own statistics."""
         another = type(self).own_model is not SharedModel.own_model
         return another or batch_norm.is_local(self.batch_norm, server["model"])
-
-
-def remember(local: SGD, client: Tree, velocity: Tree, name: str = "velocity") -> Tree:
-    """Return the client's state with the velocity, for solvers that keep it between rounds."""
-    return client | {name: velocity} if local.keep_momentum else client
-
-
-def beside(loss: Loss, fixed: Tree) -> Loss:
-    """Return the loss as a function of the other parameters alone, with ``fixed`` held where they are."""
-
-    def partial(params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
-        return loss(params | fixed, batch)
-
-    return partial
-
-
-def split(model: Tree, names: Sequence[str]) -> tuple[Tree, Tree]:
-    """Return the other entries, buffers included, and the named ones."""
-    others = {name: part for name, part in model.items() if name not in names}
-    return others, {name: part for name, part in model.items() if name in names}
-
-
-def parted(owner: str, model: Tree, names: Sequence[str]) -> tuple[Tree, Tree]:
-    """Split a model into shared and own entries, after a check that there are some of both.
-
-    Raises:
-        ValueError: the names are not entries of the model's parameters, or are all of them.
-
-    >>> import torch
-    >>> body, head = parted("FedRep", {"encoder": torch.ones(2), "head": torch.zeros(1)}, ["head"])
-    >>> list(body), list(head)
-    (['encoder'], ['head'])
-    """
-    known = list(trained(model))
-    if not 0 < len(set(names)) < len(known) or not set(names) <= set(known):
-        raise ValueError(
-            f"{owner} must keep some of the task's parameters, {', '.join(known)}, at the clients, and leave some to "
-            f"share; given {', '.join(names) or 'none'}. FedAvg shares all, Local none."
-        )
-    return split(model, names)
-
-
-def features(task: Task, model: Tree, x: Tensor) -> Tensor:
-    """Return the features of a supervised task's encoder."""
-    assert isinstance(task, Supervised)
-    return task.encoder(model["encoder"], model.get("buffers", {}), x)[0]
-
-
-def answer(task: Task, model: Tree, embedded: Tensor) -> Tensor:
-    """Return what a model's head says of features, as the task's ``predict`` says it of x."""
-    assert isinstance(task, Supervised)
-    return task.criterion.report(linear(model["head"], embedded))
