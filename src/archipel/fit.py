@@ -230,6 +230,7 @@ class _Training:
             raise self._divergence(error, round, ledger) from None
         value, client = ledger.largest
         self.largest = [*self.largest, (value, round + 1, self.run.facts.names[client])][-REMEMBERED:]
+        self.run.unadapted = list(range(len(self.federation))) if self._keeps_adapted else []
         return self._record(round, info, ledger, len(ids), time.perf_counter() - started)
 
     def _divergence(self, error: Exception, round: int, ledger: Ledger) -> DivergenceError:
@@ -254,10 +255,17 @@ class _Training:
 
     def adapt(self, round: int) -> None:
         """Let every client keep its adapted model, the one that an evaluation after this round measures."""
-        algorithm = self.run.algorithm
-        if isinstance(algorithm, Adapts) and "adapted" in self.carrier.states[0]:
+        algorithm, ledger = self.run.algorithm, Ledger()
+        if isinstance(algorithm, Adapts) and self._keeps_adapted:
             message, key = {"server": self.run.server}, keys.fold(self.root, "eval", round)
-            replace(self.handle(round, Ledger()), answers=None).apply(AdaptStep(algorithm).keep, message, key)
+            replace(self.handle(round, ledger), answers=None).apply(AdaptStep(algorithm).keep, message, key)
+            self.run.unadapted = sorted(ledger.dropped)
+            if ledger.dropped:
+                log.warning("round %d: no adapted models of: %s", round + 1, self._names(ledger.dropped))
+
+    @property
+    def _keeps_adapted(self) -> bool:
+        return isinstance(self.run.algorithm, Adapts) and "adapted" in self.carrier.states[0]
 
     def evaluate(self, round: int, setting: Setting, record: dict[str, Any]) -> None:
         """Evaluate the models after a round; metrics go into its record, the clients' table into the run."""

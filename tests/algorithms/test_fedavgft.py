@@ -14,6 +14,7 @@ from archipel.engines.setting import Setting
 from archipel.learning.batch_norm import POLICIES
 from archipel.learning.quadratic import Quadratic, quadratic_federation
 from archipel.runs.answers import vote
+from archipel.runs.run import Run
 
 BLOCK = SGD(lr=0.1, steps=3, batch=5, momentum=0.9, keep_momentum=True, schedule="cosine")
 FULL = SGD(lr=0.3, steps=6, batch=None, momentum=0.9)
@@ -171,3 +172,44 @@ def test_what_cant_be_is_refused():
             FedAvgFT(Quadratic(), FULL, tuning)
     with pytest.raises(ValueError, match="batch_norm must be 'share', 'local' or 'recompute'"):
         FedAvgFT(Quadratic(), FULL, batch_norm="mine")
+
+
+class Stops(FedAvgFT):
+    """FedAvgFT whose third round fails."""
+
+    def round(self, server, clients, key):
+        if clients.round == 2:
+            raise RuntimeError("the network is gone")
+        return super().round(server, clients, key)
+
+
+@pytest.mark.parametrize("every", [1, 2, 10])
+def test_a_rescued_run_says_who_has_not_adapted(uneven, tmp_path, every):
+    """Its kept models are those of the last checkpoint before the error, or of the enrolment."""
+    task, tuning = classification(nn.Linear(3, 4), uneven), SGD(lr=0.5, epochs=2, batch=4)
+    algorithm = Stops(task, BLOCK, tuning)
+    with pytest.raises(RuntimeError, match="gone"):
+        fit(algorithm, uneven, rounds=4, folder=tmp_path, checkpoint_every=every)
+    x = uneven.clients[1].train["x"]
+    rescued = Run.read(tmp_path, algorithm)
+    whole = fit(FedAvgFT(task, BLOCK, tuning), uneven, rounds=4, until=2)
+    assert torch.equal(rescued.predict(x).values, whole.predict(x).values)  # the shared model
+    if every == 10:
+        with pytest.raises(ValueError, match="client-1 has no adapted model of round 2"):
+            rescued.predict(x, client=1)
+    else:
+        assert torch.equal(rescued.predict(x, client=1).values, whole.predict(x, client=1).values)
+
+
+def test_clients_whose_tuning_diverges_do_not_answer_with_another_model(tmp_path):
+    A, a = (torch.tensor(values, dtype=torch.float64) for values in ([[[1e200]], [[1.0]]], [[0.0], [4.0]]))
+    steep = quadratic_federation(A, a)
+    local = SGD(lr=1e-200, steps=1, batch=None)
+    algorithm = FedAvgFT(Quadratic(), local, SGD(lr=0.5, steps=3, batch=None))
+    run = fit(algorithm, steep, rounds=1, folder=tmp_path)
+    start = float(run.server["model"]["theta"])
+    for one in (run, Run.read(tmp_path, algorithm)):
+        with pytest.raises(ValueError, match="client-0 has no adapted model of round 1"):
+            one.predict(steep.clients[1].train["x"], client=0)
+        found = one.predict(steep.clients[1].train["x"], client=1)
+        assert found.values.item() == pytest.approx(4 + (start - 4) / 2**3)

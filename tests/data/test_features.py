@@ -103,10 +103,38 @@ def test_names_that_are_no_names():
         Federation.from_arrays([(X, Y), (X.to_numpy(), Y)])
 
 
+NUMBERED = X.set_axis([0, 1], axis=1)
+LEVELS = X.set_axis(pd.MultiIndex.from_tuples([("vital", "age"), ("vital", "sbp")]), axis=1)
+
+
+@pytest.mark.parametrize(
+    ("x", "swapped"),
+    [
+        (NUMBERED, NUMBERED[[1, 0]]),
+        (X.set_axis([4, 7], axis=1), X.set_axis([4, 7], axis=1)[[7, 4]]),
+        (LEVELS, LEVELS[LEVELS.columns[::-1]]),
+        (X, [row for _, row in X[["sbp", "age"]].iterrows()]),
+    ],
+    ids=["numbers", "other numbers", "levels", "rows"],
+)
+def test_swapped_columns_are_refused_whatever_names_them(x, swapped):
+    with pytest.raises(ValueError, match=r"in another order|has names of columns"):
+        Federation.from_arrays([(x, Y), (swapped, Y)])
+    federation = Federation.from_arrays([(x, Y)] * 2, test=0.0)
+    assert federation.inputs.mean == pytest.approx((65, 125))
+    with pytest.raises(ValueError, match=r"in another order|has names of columns"):
+        federation.inputs.prepare(swapped)
+
+
+def test_rows_with_other_names_among_them_are_refused():
+    with pytest.raises(ValueError, match="row 1 has the columns sbp, age, and row 0 has age, sbp, in another order"):
+        column_names([X.iloc[0], X[["sbp", "age"]].iloc[1]])
+
+
 MASKED = np.ma.masked_equal(np.array([[1.0, 2.0], [3.0, -999.0], [5.0, 6.0], [7.0, 8.0]]), -999)
 
 
-@pytest.mark.parametrize("x", [MASKED, MASKED.astype(int), list(MASKED)])
+@pytest.mark.parametrize("x", [MASKED, MASKED.astype(int), list(MASKED), [list(row) for row in MASKED]])
 def test_what_lies_behind_a_mask_is_never_used(x):
     federation = Federation.from_arrays([([[0.0, 1.0]] * 4, Y)] * 2)
     run = fit(average(federation), federation, rounds=1)

@@ -40,6 +40,28 @@ def test_sixteen_bits_of_either_byte_order_are_scaled(tmp_path):
         assert read_image(save(tmp_path, "a.tif", image)).tolist() == SEEN
 
 
+def tiff(values, photometric):
+    """A TIFF of one strip, put together by its specification."""
+    bits, kind = 8 * values.dtype.itemsize, {"u": 1, "f": 3}[values.dtype.kind]
+    content = values.astype(values.dtype.newbyteorder("<")).tobytes()
+    height, width = values.shape
+    short = {256: width, 257: height, 258: bits, 259: 1, 262: photometric, 273: 8, 277: 1, 278: height}
+    short |= {279: len(content), 339: kind}
+    tags = b"".join(struct.pack("<HHIHH", tag, 3, 1, value, 0) for tag, value in short.items())
+    return b"II*\0" + struct.pack("<I", 8 + len(content)) + content + struct.pack("<H", len(short)) + tags + bytes(4)
+
+
+@pytest.mark.parametrize("values", [GREYS >> 8, GREYS, (GREYS / 65535)], ids=["8 bits", "16 bits", "floats"])
+def test_negatives_are_read_as_they_are_seen(tmp_path, values):
+    """PhotometricInterpretation 0, WhiteIsZero: the least value is white."""
+    values = values.astype({2: np.uint16, 8: np.float32}[values.itemsize] if values.max() != 255 else np.uint8)
+    (tmp_path / "a.tif").write_bytes(tiff(values, photometric=1))
+    positive = read_image(tmp_path / "a.tif")
+    np.testing.assert_allclose(positive, SEEN, atol=1 if values.dtype == np.uint8 else 0)  # 8 bits are cut off here
+    (tmp_path / "a.tif").write_bytes(tiff(values, photometric=0))
+    assert (255 - read_image(tmp_path / "a.tif")).tolist() == positive.tolist()
+
+
 def png(width, height, kind, depth, rows):
     """A PNG, put together by its specification."""
 

@@ -64,8 +64,8 @@ def as_array(values: Values, what: str) -> Array:
             given = np.stack([np.asarray(as_array(column, what)) for column in given.values()], axis=-1)
         elif isinstance(given, list | tuple) and any(map(_is_image, given)):
             given = np.array([as_array(row, what) for row in given])
-        elif isinstance(given, list | tuple) and any(isinstance(row, np.ma.MaskedArray) for row in given):
-            given = np.ma.array(given)
+        elif has_masks(given):
+            given = stacked(given)
         array = given if isinstance(given, np.ma.MaskedArray) else np.asarray(given)
     except ValueError as error:
         if str(error).startswith(what):
@@ -90,6 +90,23 @@ def _decoded(image: Any, what: str) -> NDArray[np.uint8]:
         return decode(image)
     except (ValueError, OSError) as error:
         raise ValueError(f"{what} holds an image that can't be used: {error}.") from error
+
+
+def has_masks(values: Any) -> bool:
+    """Whether a list, or one in it, holds masked arrays; NumPy would read what lies behind their masks.
+
+    >>> has_masks([[1.0, 2.0]]), has_masks([[np.ma.masked_equal([1, -9], -9)]])
+    (False, True)
+    """
+    return isinstance(values, list | tuple) and any(
+        isinstance(row, np.ma.MaskedArray) or has_masks(row) for row in values
+    )
+
+
+def stacked(rows: Any) -> Any:
+    """Stack a list of arrays, or of lists of them, to one masked array."""
+    parts = [stacked(row) if isinstance(row, list | tuple) else np.ma.asarray(row) for row in rows]
+    return np.ma.stack(parts) if parts else np.ma.asarray(parts)
 
 
 def unmasked(array: Any, what: str) -> Array:

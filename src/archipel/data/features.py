@@ -17,17 +17,19 @@ def column_names(values: Any) -> tuple[str, ...]:
     """Read the names of a data frame's columns (pandas, polars, pyarrow) or of a dict of columns.
 
     Args:
-        values: what a user gave. One row of pandas, a Series, has names as well.
+        values: what a user gave. One row of pandas, a Series, has names as well, and so has a list of such rows.
 
     Returns:
-        The names; () where columns have none, as in an array, or numbers for names, as pandas gives them.
+        The names, as text; () where columns have none, as in an array, or the numbers 0, 1, … that pandas gives.
 
     Raises:
-        ValueError: two columns of one name, or names of which only some are text.
+        ValueError: two columns of one name, names of which only some are text, or rows with different names.
 
     >>> column_names({"age": [63, 67], "sbp": [145, 160]}), column_names([[63, 145]])
     (('age', 'sbp'), ())
     """
+    if isinstance(values, list | tuple):
+        return _names_of_rows(values)
     if isinstance(values, Mapping):
         names = list(values)
     elif hasattr(values, "column_names"):
@@ -39,14 +41,24 @@ def column_names(values: Any) -> tuple[str, ...]:
     else:
         return ()
     text = [name for name in names if isinstance(name, str)]
-    if not text:
+    if not text and all(isinstance(name, int | np.integer) for name in names) and names == list(range(len(names))):
         return ()
-    if len(text) < len(names):
+    if text and len(text) < len(names):
         other = next(name for name in names if not isinstance(name, str))
         raise ValueError(f"columns are called {text[0]!r} and {other!r}; give all of them names of text, or none.")
     if len(set(names)) < len(names):
         raise ValueError(f"two columns are called {next(name for name in names if names.count(name) > 1)!r}.")
-    return tuple(names)
+    return tuple(map(str, names))
+
+
+def _names_of_rows(rows: Sequence[Any]) -> tuple[str, ...]:
+    """Read the names of a list's rows, where these are Series of pandas."""
+    if not any(hasattr(row, "index") and not callable(row.index) for row in rows):
+        return ()
+    found = [column_names(row) for row in rows]
+    for i, names in enumerate(found):
+        check_same_features(names, found[0], f"row {i}", "row 0")
+    return found[0]
 
 
 def check_same_features(given: Sequence[str], known: Sequence[str], whose: str, others: str) -> None:

@@ -200,8 +200,9 @@ class Inputs:
         torch.Size([1, 3, 2, 2])
         """
         given = column_names(x) if features is None else tuple(features)
-        if self.features and given:
-            check_same_features(given, self.features, "x", "the federation")
+        numbers = tuple(map(str, range(len(given))))  # names of columns that have none
+        if given and (self.features or set(given) == set(numbers)):
+            check_same_features(given, self.features or numbers, "x", "the federation")
         array = as_numbers(x, "x")
         if self.kind != "image":
             if array.shape != self.shape and array.shape[1:] != self.shape:

@@ -20,6 +20,8 @@ MOST_PIXELS = 100_000_000
 GREY = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N", "F")
 """Modes of grey images."""
 _BITS_PER_SAMPLE = 258
+_PHOTOMETRIC = 262
+_WHITE_IS_ZERO = 0
 
 
 def decode(image: "Image.Image") -> NDArray[np.uint8]:
@@ -48,7 +50,9 @@ def decode(image: "Image.Image") -> NDArray[np.uint8]:
     pixels = _eight_bits(ImageOps.exif_transpose(image), image)
     if deep and 0 < pixels.max() < 16:
         raise ValueError("its 16-bit values use the lowest 12 bits only, so that its full range isn't known")
-    return pixels
+    # Pillow turns such TIFF files round where they have up to 8 bits, and leaves deeper ones as they are.
+    negative = image.mode in GREY[4:] and getattr(image, "tag_v2", {}).get(_PHOTOMETRIC) == _WHITE_IS_ZERO
+    return 255 - pixels if negative else pixels
 
 
 def as_bytes(array: NDArray[Any], what: str) -> NDArray[np.uint8]:

@@ -13,8 +13,9 @@ from sklearn.utils.validation import check_array, validate_data
 from torch import Tensor
 
 from archipel.core.trees import Tree
-from archipel.data.arrays import as_text, unmasked
+from archipel.data.arrays import as_text, has_masks, stacked, unmasked
 from archipel.data.client import Client
+from archipel.data.features import check_same_features, column_names
 from archipel.data.federation import Federation
 from archipel.data.inputs import Inputs
 from archipel.families.family import Family
@@ -76,6 +77,7 @@ def read(estimator: BaseEstimator, X: Any, *, reset: bool, missing: bool) -> Tab
             named.
     """
     tables: Tables = {}
+    columns: tuple[str, ...] | None = None if reset else getattr(estimator, "_columns", None)
     for name, part in by_client(X).items():
         try:
             table = validate_data(
@@ -86,13 +88,20 @@ def read(estimator: BaseEstimator, X: Any, *, reset: bool, missing: bool) -> Tab
                 ensure_all_finite=False,
                 order="C",
             )
+            given = column_names(part)
         except ValueError as error:
             raise error if name == ONE else ValueError(f"{name}: {error}") from error
+        # scikit-learn compares names of text alone, and lets arrays stand beside them.
+        if (tables and reset) or (columns and given):
+            check_same_features(given, columns or (), name, next(iter(tables)) if reset else "the fit's data")
+        columns = given if columns is None else columns
         _refuse(estimator, name, table, np.isinf(table), "infinity", "remove or clip those values.")
         if not missing:
             remedy = "leave those rows out, or impute them (FederatedFactorModel takes NaN as missing)."
             _refuse(estimator, name, table, np.isnan(table), "NaN, and this model has no missing values", remedy)
         tables[name] = table
+    if reset:
+        estimator._columns = columns
     return tables
 
 
@@ -153,7 +162,8 @@ def whole(value: Any) -> Any:
 
 def plain(part: Any, name: str) -> Any:
     """NaN where values are masked; scikit-learn would read what lies behind the mask."""
-    return unmasked(part, name) if isinstance(part, np.ma.MaskedArray) else part
+    whole = stacked(part) if has_masks(part) else part
+    return unmasked(whole, name) if isinstance(whole, np.ma.MaskedArray) else part
 
 
 def _axes(part: object) -> int:

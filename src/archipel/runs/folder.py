@@ -60,6 +60,7 @@ class RunFolder:
         carrier.states.load(checkpoint.clients)
         run.server = checkpoint.server
         run.history, run.table = checkpoint.facts["history"], checkpoint.facts["table"]
+        run.unadapted = checkpoint.facts.get("unadapted", [])
         self._anew = False
         return checkpoint.round
 

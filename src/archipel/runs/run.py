@@ -58,6 +58,8 @@ class Run:
         table: the last evaluation's row for each client.
         rounds: planned rounds of the whole run; schedules extend over them.
         seed: the run's seed.
+        unadapted: the numbers of clients whose kept adapted models aren't of the last round: all of them where an
+            error ended the run, and those whose adaptation failed.
     """
 
     algorithm: Algorithm
@@ -68,6 +70,7 @@ class Run:
     table: list[dict[str, Any]] = field(default_factory=list)
     rounds: int = 0
     seed: int = 0
+    unadapted: list[int] = field(default_factory=list)
 
     def __repr__(self) -> str:
         found = ", ".join(f"{name} {value:.3f}" for name, value in self.metrics.items()) or "not evaluated"
@@ -160,7 +163,7 @@ class Run:
             prior: of the clients among the queries, where these are routed; see :meth:`route`.
 
         Raises:
-            ValueError: there is no such client, or the prior isn't a share for each client.
+            ValueError: there is no such client, it hasn't adapted, or the prior isn't a share for each client.
             TypeError: the algorithm fits a distribution, and has no model that answers.
         """
         if not isinstance(self.algorithm, Predicts | PredictsGlobally):
@@ -180,9 +183,7 @@ class Run:
             answers: Tensor | None = None
             for index in routed.unique().tolist() or [0]:  # without queries any client gives no answers
                 mine = routed == index
-                found = answer(
-                    self.algorithm, self.server, answering(self.algorithm, self.clients[index]), row(shared, mine)
-                )
+                found = answer(self.algorithm, self.server, self._answering(index), row(shared, mine))
                 answers = found.new_zeros(n, found.shape[-1]) if answers is None else answers
                 answers[mine] = found
             assert answers is not None
@@ -191,8 +192,8 @@ class Run:
             return self._prediction(self._ask_global(self.algorithm, queries), ["global model"] * n)
         shared = embed(self.algorithm, self.server, queries)
         ballot = Ballot(n, self.facts.outputs, self.facts.classes is None)
-        for state in self.clients:
-            found = answer(self.algorithm, self.server, answering(self.algorithm, state), shared)
+        for index in range(len(self.facts.names)):
+            found = answer(self.algorithm, self.server, self._answering(index), shared)
             ballot.add(found[None])
         mean = ballot.mean.to(found.dtype)
         if self.facts.classes is None:
@@ -214,8 +215,18 @@ class Run:
         if not isinstance(self.algorithm, Predicts):
             assert isinstance(self.algorithm, PredictsGlobally)
             return self._ask_global(self.algorithm, queries)
-        state = answering(self.algorithm, self.clients[client])
+        state = self._answering(client)
         return torch.cat([self.algorithm.predict(self.server, state, piece) for piece in queries.split(PIECE)])
+
+    def _answering(self, client: int) -> Tree:
+        """Return the state that a client answers with; refuse one whose adapted model isn't of the last round."""
+        if client in self.unadapted:
+            raise ValueError(
+                f"{self.facts.names[client]} has no adapted model of round {len(self.history)}: the run ended before "
+                "clients adapted, or this client's adaptation failed. Resume the run with fit, or ask the global model "
+                "(no client)."
+            )
+        return answering(self.algorithm, self.clients[client])
 
     def _ask_global(self, algorithm: PredictsGlobally, queries: Tensor) -> Tensor:
         return torch.cat([algorithm.predict_global(self.server, piece) for piece in queries.split(PIECE)])
@@ -235,7 +246,7 @@ class Run:
         """
         facts: dict[str, Any] = {"serving": self.facts.to_json(), "history": self.history, "table": self.table}
         facts |= {"rounds": self.rounds, "seed": self.seed, "frozen": frozen_digest(self.algorithm)}
-        facts["identity"] = identity or {}
+        facts |= {"unadapted": self.unadapted, "identity": identity or {}}
         Path(folder).mkdir(parents=True, exist_ok=True)
         Checkpoint(len(self.history), self.server, self._states(), facts).save(Path(folder))
 
@@ -285,4 +296,5 @@ class Run:
             facts["table"],
             facts["rounds"],
             facts["seed"],
+            facts.get("unadapted", []),
         )
