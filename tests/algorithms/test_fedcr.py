@@ -10,12 +10,13 @@ from stepwise import rounds_of
 from torch import nn
 
 from archipel import SGD, FedCR, Federation, FedPer, classification, fit, regression
-from archipel.algorithms.fedcr import FLOOR, divergence, product
+from archipel.algorithms.fedcr import FLOOR, product
 from archipel.core import keys
 from archipel.core.trees import flatten
 from archipel.data import Client
 from archipel.engines import Batched, Loop
 from archipel.engines.setting import Setting
+from archipel.learning.gaussians import divergence
 
 
 def test_the_product_of_experts_is_the_normalised_product_of_densities():

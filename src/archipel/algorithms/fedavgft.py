@@ -14,6 +14,7 @@ from archipel.algorithms.parts.shared_model import SharedModel
 from archipel.core.examples import ClientData
 from archipel.core.trees import Tree
 from archipel.learning.sgd import SGD
+from archipel.learning.solver_checks import one_run
 
 TUNING = SGD(lr=0.01, epochs=1, batch=128, momentum=0.9)
 """One pass over the client's own data, with the solver of the FedSPM paper's comparison."""
@@ -56,7 +57,7 @@ class FedAvgFT(SharedModel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_tuning("FedAvgFT", self.tuning)
+        one_run(f"{type(self).__name__}'s tuning", self.tuning)
 
     def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
         client = super().init_client(message, data, key)
@@ -70,16 +71,3 @@ class FedAvgFT(SharedModel):
 
     def own_model(self, server: Tree, client: Tree) -> Tree:
         return client["tuned"] if "tuned" in client else super().own_model(server, client)
-
-
-def check_tuning(owner: str, tuning: SGD) -> None:
-    """Raise ValueError for a solver that reaches beyond one run.
-
-    >>> check_tuning("FedAvgFT", SGD(epochs=1, schedule="cosine"))
-    Traceback (most recent call last):
-    ValueError: FedAvgFT's tuning is one run outside of all rounds: give it schedule='constant' and keep_momentum=False.
-    """
-    if tuning.schedule != "constant" or tuning.keep_momentum:
-        raise ValueError(
-            f"{owner}'s tuning is one run outside of all rounds: give it schedule='constant' and keep_momentum=False."
-        )

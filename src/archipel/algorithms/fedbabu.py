@@ -11,17 +11,16 @@ from typing import Literal
 
 from torch import Tensor
 
-from archipel.algorithms.fedavgft import TUNING, check_tuning
-from archipel.algorithms.parts.shared_model import SharedModel
+from archipel.algorithms.fedavgft import FedAvgFT
 from archipel.core.examples import ClientData
 from archipel.core.trees import Tree
 from archipel.learning import batch_norm
 from archipel.learning.client_models import at_rest, beside
-from archipel.learning.sgd import SGD, Loss, Solution, trained
+from archipel.learning.sgd import Loss, Solution, trained
 
 
 @dataclass(frozen=True, eq=False)
-class FedBABU(SharedModel):
+class FedBABU(FedAvgFT):
     """A shared body trained under a fixed random head, which each client tunes after training.
 
     All clients share one random head v⁰. In a round client k makes local SGD on the body alone, w_k ← w_k − η ∇_w
@@ -59,22 +58,15 @@ class FedBABU(SharedModel):
     True
     """
 
-    tuning: SGD = TUNING
     tune: Literal["head", "all"] = "head"
     frozen: Sequence[str] = ("head",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_tuning("FedBABU", self.tuning)
 
     @property
     def own_parts(self) -> Sequence[str]:
         return self.frozen
 
     def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
-        client, body = super().init_client(message, data, key), message["server"]["model"]
-        client = client | {"adapted": {"tuned": self.complete(body, client)}}
-        return at_rest(self.local, client, body)
+        return at_rest(self.local, super().init_client(message, data, key), message["server"]["model"])
 
     def local_run(
         self, client: Tree, message: Tree, data: ClientData, key: Tensor, loss: Loss | None = None
@@ -93,9 +85,6 @@ class FedBABU(SharedModel):
         moving = {name: part for name, part in model.items() if name not in fixed}
         end = self.tuning.minimise(loss, moving, data.train, key, self.tuning.rate(0, 1))
         return client | {"tuned": model | end.params}
-
-    def own_model(self, server: Tree, client: Tree) -> Tree:
-        return client["tuned"] if "tuned" in client else super().own_model(server, client)
 
     def one_encoder(self, server: Tree) -> bool:
         """Whether tuning leaves the encoder as it is: statistics move on, whatever is tuned."""

@@ -21,6 +21,7 @@ from archipel.core.checks import NonNegative
 from archipel.core.examples import ClientData, Examples
 from archipel.core.trees import Tree
 from archipel.learning.criteria import SquaredError
+from archipel.learning.gaussians import divergence
 from archipel.learning.networks import linear, linear_init
 from archipel.learning.sgd import Batch, Loss, trained
 from archipel.learning.tasks import Supervised
@@ -192,9 +193,3 @@ def product(precision: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
     """
     variance = 1 / (1 + precision)
     return variance * shift, variance
-
-
-def divergence(mean: Tensor, variance: Tensor, other_mean: Tensor, other_variance: Tensor) -> Tensor:
-    """KL[N(mean, variance) ‖ N(other)], ½ Σ [ln(Σ₂/Σ₁) + (Σ₁ + (μ₁ − μ₂)²)/Σ₂ − 1], over the last dimension."""
-    ratio = variance / other_variance
-    return 0.5 * (ratio - 1 - ratio.log() + (mean - other_mean).square() / other_variance).sum(-1)

@@ -19,7 +19,7 @@ from archipel.core.checks import Positive, PositiveInt
 from archipel.core.examples import ClientData, Examples
 from archipel.core.trees import PerExample, Tree
 from archipel.learning.client_models import at_rest, remember
-from archipel.learning.experts import Experts, recomputed
+from archipel.learning.experts import Experts, joint_posterior, recomputed
 from archipel.learning.gaussians import drawn, log_normal, moments_of, refitted
 from archipel.learning.networks import Network, linear, linear_init
 from archipel.learning.sgd import SGD, Batch
@@ -163,7 +163,7 @@ class FedGMM(SharedModel):
         """Run the local E-step and set π_i; the Gaussians' totals τ_i, ``(M₁,)``, go to the server."""
         log_densities = log_normal(self._embedded(client, message, data.train), message["gaussians"])
         log_likelihoods = self.experts.log_likelihoods(self.complete(message["model"], client), data.train)
-        gamma = responsibilities(client["pi"], log_densities, log_likelihoods) * data.train.mask[:, None, None]
+        gamma = joint_posterior(client["pi"], log_densities, log_likelihoods) * data.train.mask[:, None, None]
         pi = gamma.sum(0) / data.train.count
         return client | {"gamma": PerExample(gamma), "pi": pi}, gamma.sum((0, 2))
 
@@ -225,19 +225,3 @@ class FedGMM(SharedModel):
             return self._embed_all(message["embedding"], examples)
         found: Tensor = client["embedded"].values
         return found
-
-
-def responsibilities(pi: Tensor, log_densities: Tensor, log_likelihoods: Tensor) -> Tensor:
-    """Return the joint posterior, γ_j(a, b) ∝ π(a, b) · density_j(a) · likelihood_j(b), in the likelihoods' type.
-
-    Args:
-        pi: ``(M₁, M₂)``.
-        log_densities: ``(n, M₁)``.
-        log_likelihoods: ``(n, M₂)``.
-
-    >>> responsibilities(torch.tensor([[0.5, 0.1], [0.1, 0.3]]), torch.zeros(1, 2), torch.zeros(1, 2))
-    tensor([[[0.5000, 0.1000],
-             [0.1000, 0.3000]]])
-    """
-    log_joint = pi.log() + log_densities[:, :, None] + log_likelihoods[:, None, :]
-    return torch.softmax(log_joint.flatten(1), dim=1).reshape(log_joint.shape).to(log_likelihoods.dtype)

@@ -18,7 +18,7 @@ from archipel.core.examples import ClientData
 from archipel.core.trees import Tree
 from archipel.learning import batch_norm
 from archipel.learning.client_models import at_rest, beside, remember
-from archipel.learning.sgd import SGD, trained
+from archipel.learning.sgd import SGD, trained, untrained
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +80,7 @@ class FedRep(SharedModel):
         body = batch_norm.receive(self.batch_norm, message["model"], client)
         head = self.head.minimise(
             beside(self.task.loss, trained(body)),
-            client["head"] | _buffers(body),
+            client["head"] | untrained(body),
             data.train,
             keys.fold(key, "head"),
             message["head_lr"],
@@ -89,14 +89,10 @@ class FedRep(SharedModel):
         client = remember(self.head, client | {"head": trained(head.params)}, head.velocity, "head_velocity")
         end = self.local.minimise(
             beside(self.task.loss, client["head"]),
-            body | _buffers(head.params),
+            body | untrained(head.params),
             data.train,
             key,
             message["lr"],
             client.get("velocity"),
         )
         return self.keep(client, end), self.reply(end)
-
-
-def _buffers(model: Tree) -> Tree:
-    return {name: part for name, part in model.items() if name == "buffers"}

@@ -14,7 +14,7 @@ from archipel.algorithms.parts.shared_model import SharedModel
 from archipel.core.checks import Positive
 from archipel.core.examples import ClientData
 from archipel.core.trees import Tree, add, tree_map
-from archipel.learning.sgd import Shift, proximal, trained
+from archipel.learning.sgd import Shift, proximal, trained, untrained
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,9 +73,5 @@ class FedSplit(SharedModel):
         client, end = self.local_run(client, message, data, key)
         change = tree_map(lambda u, x: 2 * (u - x), trained(end.params), trained(message["model"]))
         reply = self.reply(end)
-        statistics = {name: t for name, t in reply["model"].items() if name == "buffers"}
-        return client | {"z": add(client["z"], change)}, {
-            "change": change,
-            "statistics": statistics,
-            "loss": reply["loss"],
-        }
+        sent = {"change": change, "statistics": untrained(reply["model"]), "loss": reply["loss"]}
+        return client | {"z": add(client["z"], change)}, sent

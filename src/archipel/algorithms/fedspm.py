@@ -207,21 +207,21 @@ class FedSPM(Algorithm):
 
     def route(self, server: Tree, x: Tensor) -> Tensor:
         """Eq. (10) as a log-posterior over clients."""
-        return self.route_embedded(server, {"h": features(self.h, server["ratio"], x)})
+        return self.route_embedded(server, {"h": self.h.features(server["ratio"], x)})
 
     def embed(self, server: Tree, x: Tensor) -> Tree:
         """h(x) and g(x); instead of g(x) x itself, where clients normalise by statistics of their own."""
-        h = features(self.h, server["ratio"], x)
+        h = self.h.features(server["ratio"], x)
         if self._statistics_are_local(server):
             return {"h": h, "x": x}
-        return {"h": h, "z": features(self.experts.encoder, server["predictive"], x)}
+        return {"h": h, "z": self.experts.encoder.features(server["predictive"], x)}
 
     def predict_embedded(self, server: Tree, client: Tree, embedded: Tree) -> Tensor:
         z, h = embedded.get("z"), embedded["h"]
         if self._statistics_are_local(server):
             own = {block: batch_norm.receive(self.batch_norm, server[block], client[block]) for block in BLOCKS}
-            z = features(self.experts.encoder, own["predictive"], embedded["x"])
-            h = features(self.h, own["ratio"], embedded["x"])
+            z = self.experts.encoder.features(own["predictive"], embedded["x"])
+            h = self.h.features(own["ratio"], embedded["x"])
         log_weights = client["pi"].log() + self._own_log_ratios(server["ratio"], client["index"], h)
         outputs = self.experts.answers(client["predictive"]["heads"], z)
         return self.task.criterion.mix(torch.log_softmax(log_weights, dim=-1), outputs)
@@ -240,7 +240,7 @@ class FedSPM(Algorithm):
         own = {block: batch_norm.receive(self.batch_norm, message[block], client[block]) for block in BLOCKS}
 
         def log_ratios(batch: Batch) -> Tensor:
-            return self._own_log_ratios(own["ratio"], client["index"], features(self.h, own["ratio"], batch["x"]))
+            return self._own_log_ratios(own["ratio"], client["index"], self.h.features(own["ratio"], batch["x"]))
 
         heads = {"heads": client["predictive"]["heads"]}
         log_likelihoods = self.experts.log_likelihoods(own["predictive"] | heads, examples)
@@ -267,12 +267,6 @@ class FedSPM(Algorithm):
         """Return the rows that both blocks draw in this round: with one key both follow one order, one further."""
         draws = [block.plan(examples, key).index.flatten() for block in (self.local, self.routing)]
         return min(draws, key=len)
-
-
-def features(encoder: Copies, model: Tree, x: Tensor) -> Tensor:
-    """``(n, C, features)`` as it predicts; of an encoder that the components share ``(n, 1, features)``."""
-    z, _ = encoder(model["encoder"], model.get("buffers", {}), x)
-    return z[:, :1] if encoder.shared else z
 
 
 def tilted(ratio: Tree, h: Tensor) -> Tensor:

@@ -6,14 +6,10 @@ Equation numbers are those of docs/methods/personalised.md, or the paper's where
 
 from __future__ import annotations
 
-import logging
-import os
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from archipel.algorithm import Algorithm, Clients, Info
@@ -21,12 +17,11 @@ from archipel.algorithms.parts.shared_model import LOCAL
 from archipel.core import pairs
 from archipel.core.checks import Positive
 from archipel.core.examples import ClientData
-from archipel.core.trees import PerClient, Tree, leaves, nbytes, row, tree_map
-from archipel.learning.sgd import SGD, proximal, trained
+from archipel.core.groups import among, means_within
+from archipel.core.trees import PerClient, Tree, leaves, nbytes, put_rows, row, tree_map
+from archipel.learning.sgd import SGD, proximal, trained, untrained
 from archipel.learning.solver_checks import starts_afresh
 from archipel.learning.tasks import Task
-
-log = logging.getLogger("archipel")
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,14 +102,13 @@ class FPFC(Algorithm):
 
     def init_server(self, clients: Clients, key: Tensor) -> Tree:
         model, m = self.task.init(key), clients.population
-        _say_memory(m, nbytes(trained(model)))
+        pairs.say_memory("FPFC", m, nbytes(trained(model)))
         models = tree_map(lambda t: t.expand(m, *t.shape).clone(), trained(model))
         omega = pairs.flat(models)
         # Zeros that take no memory.
         delta = omega.new_zeros(()).expand(m * (m - 1) // 2, omega.shape[1])
         # Buffers, where the model has some, are never looked at again: the clients' own start from them.
-        buffers = {name: t for name, t in model.items() if name == "buffers"}
-        return {"models": models, "pairs": delta} | buffers
+        return {"models": models, "pairs": delta} | untrained(model)
 
     def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
         delta, m = server["pairs"], clients.population
@@ -123,10 +117,10 @@ class FPFC(Algorithm):
         rate = self.local.rate(clients.round, clients.rounds)
         message = {"zeta": PerClient(self.centres(server["models"], delta, s, clients.ids)), "lr": rate}
         replies = clients.collect(self.train, message, key)
-        models = put(server["models"], replies.ids, replies.value["model"])
+        models = put_rows(server["models"], replies.ids, replies.value["model"])
         # δ ← ω_i − ω_j + v/ρ, with v/ρ = (1 − s) δ
         delta, length = pairs.ascend(
-            delta, length, 1 - s, pairs.flat(models), _among(replies.ids, m), both=self.pairs == "both"
+            delta, length, 1 - s, pairs.flat(models), among(replies.ids, m), both=self.pairs == "both"
         )
         found = self._clusters(length, m, self.xi)
         if self.final == "clusters" and clients.round + 1 == clients.rounds:
@@ -138,7 +132,7 @@ class FPFC(Algorithm):
     def centres(self, models: Tree, delta: Tensor, s: Tensor, ids: Tensor) -> Tree:
         """ζ_i of these clients, ``(m, …)``: of each pair θ − v/ρ = (2s − 1) δ. Rows of others aren't whole sums."""
         omega, m = pairs.flat(models), len(leaves(models)[0])
-        return pairs.parted(omega.mean(0) + pairs.pulls(delta, 2 * s - 1, _among(ids, m)) / m, models)
+        return pairs.parted(omega.mean(0) + pairs.pulls(delta, 2 * s - 1, among(ids, m)) / m, models)
 
     def clusters(self, server: Tree, tolerance: float | None = None) -> Tensor:
         """``(m,)`` cluster numbers: clients joined by pairs with ‖θ_ij‖ up to the tolerance.
@@ -151,10 +145,8 @@ class FPFC(Algorithm):
         return self._clusters(pairs.lengths(server["pairs"]), m, self.xi if tolerance is None else tolerance)
 
     def _clusters(self, length: Tensor, m: int, tolerance: float) -> Tensor:
-        i, j = torch.triu_indices(m, m, 1)
         close = self._shrinkage(length) * length <= tolerance * (1 + 1e-6)  # θ = ξ is rounded to either side
-        graph = coo_array((close[close].numpy(), (i[close].numpy(), j[close].numpy())), shape=(m, m))
-        return torch.from_numpy(connected_components(graph, directed=False)[1].astype("int64"))
+        return pairs.joined(close, m)
 
     def _shrinkage(self, length: Tensor) -> Tensor:
         return shrinkage(length, self.penalty, self.xi, self.a, self.rho)
@@ -163,8 +155,7 @@ class FPFC(Algorithm):
 
     def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
         server = message["server"]
-        buffers = {name: t for name, t in server.items() if name == "buffers"}
-        return {"model": row(server["models"], 0) | buffers}  # all start from one
+        return {"model": row(server["models"], 0) | untrained(server)}  # all start from one
 
     def train(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
         """Local steps on f_i + ρ/2 ‖· − ζ_i‖² from the client's own model, whose buffers stay with it."""
@@ -194,35 +185,3 @@ def shrinkage(n: Tensor, penalty: float, xi: float, a: float, rho: float) -> Ten
     s = torch.where(n <= a * penalty, middle, 1.0)
     s = torch.where(n <= penalty + penalty / rho, 1 - penalty / (rho * safe), s)
     return torch.where(n <= xi + penalty / rho, xi * rho / (penalty + xi * rho), s)
-
-
-def means_within(clusters: Tensor, rows: Tree) -> Tree:
-    """Each row replaced by the mean of its cluster's.
-
-    >>> means_within(torch.tensor([0, 1, 0]), {"theta": torch.tensor([[1.0], [5.0], [3.0]])})
-    {'theta': tensor([[2.], [5.], [2.]])}
-    """
-    same = (clusters[:, None] == clusters).double()
-    shares = same / same.sum(1, keepdim=True)
-    return tree_map(lambda t: torch.tensordot(shares, t.double(), dims=1).to(t.dtype), rows)
-
-
-def put(rows: Tree, index: Tensor, new: Tree) -> Tree:
-    """Stacked trees with new rows at these places."""
-    return tree_map(lambda old, new: old.index_copy(0, index, new), rows, new)
-
-
-def _among(ids: Tensor, m: int) -> Tensor:
-    """``(m,)``, true for those named."""
-    return torch.zeros(m, dtype=torch.bool).index_fill(0, ids, True)
-
-
-def _say_memory(m: int, model: int) -> None:
-    count = m * (m - 1) // 2
-    needed, there = (count + m) * model, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    text = f"FPFC keeps a model for each of {count} pairs of {m} clients: {needed / 1e6:.1f} MB, twice that"
-    log.info("%s during a round.", text)
-    if needed > there:
-        raise MemoryError(
-            f"{text} during a round; the machine has {there / 1e6:.0f} MB. Take fewer clients or a smaller model."
-        )

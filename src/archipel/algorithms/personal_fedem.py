@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from archipel.algorithm import Clients, Info
-from archipel.algorithms.parts.mean_field import MeanFieldEM
+from archipel.algorithms.fedem import FedEM
 from archipel.core.checks import NonNegative
 from archipel.core.examples import ClientData
 from archipel.core.trees import Tree
@@ -19,7 +18,7 @@ from archipel.families.mixture import Mixture
 
 
 @dataclass(frozen=True, eq=False)
-class PersonalFedEM(MeanFieldEM):
+class PersonalFedEM(FedEM):
     """Federated EM of a mixture whose weights are personal: client i's examples come from Σ_k π_ik p(y; θ_k).
 
     It minimises F(θ, π_1, …, π_m) = −Σ_i ρ_i (mean log-likelihood of client i at θ, π_i) + R(θ) − Σ_ik a log π_ik/nK,
@@ -67,10 +66,6 @@ class PersonalFedEM(MeanFieldEM):
 
     def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
         return super().init_client(message, data, key) | {"weight": message["server"]["theta"]["weight"]}
-
-    def round(self, server: Tree, clients: Clients, key: Tensor) -> tuple[Tree, Info]:
-        server, info = self.move(self.difference, server, clients, key)
-        return server, info | {"expectations": self.expectations(clients, self.batch)}
 
     def difference(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
         """Estimate S_i at (θ, π_i), move π_i, and tell the server how S_i differs from what it knows."""

@@ -19,6 +19,7 @@ from archipel.algorithms.parts.shared_model import PLAIN, SharedModel
 from archipel.core import keys
 from archipel.core.checks import Interval
 from archipel.core.examples import ClientData
+from archipel.core.groups import among
 from archipel.core.trees import Tree, add, tree_map, zeros_like
 from archipel.learning.sgd import SGD, Shift, trained
 from archipel.learning.solver_checks import plain_steps
@@ -113,7 +114,7 @@ class ProxSkip(SharedModel):
 
     def unconfirmed(self, clients: Clients, correction: Tree, key: Tensor) -> Tensor:
         """Send a correction: ``(m,)`` bool, true for those of the clients whose confirmation is missing."""
-        missing = torch.zeros(clients.population, dtype=torch.bool).index_fill(0, clients.ids, True)
+        missing = among(clients.ids, clients.population)
         try:
             return missing.index_fill(0, clients.collect(self.correct, correction, key).ids, False)
         except NoReplyError:

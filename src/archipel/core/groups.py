@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from archipel.core.trees import Tree, tree_map
+
 Groups = Sequence[Sequence[int | str]]
 """Clients' names or numbers, group by group."""
 
@@ -35,6 +37,26 @@ def numbered(groups: Groups, names: Sequence[str]) -> tuple[Tensor, ...]:
             f"may be empty; given {[list(group) for group in groups]}."
         )
     return tuple(torch.tensor(sorted(group)) for group in found)
+
+
+def among(ids: Tensor, m: int) -> Tensor:
+    """Return ``(m,)`` bool, true for the clients with these numbers.
+
+    >>> among(torch.tensor([0, 2]), 4)
+    tensor([ True, False,  True, False])
+    """
+    return torch.zeros(m, dtype=torch.bool).index_fill(0, ids, True)
+
+
+def means_within(clusters: Tensor, rows: Tree) -> Tree:
+    """Return a stacked tree with the mean of its cluster in place of each row.
+
+    >>> means_within(torch.tensor([0, 1, 0]), {"theta": torch.tensor([[1.0], [5.0], [3.0]])})
+    {'theta': tensor([[2.], [5.], [2.]])}
+    """
+    same = (clusters[:, None] == clusters).double()
+    shares = same / same.sum(1, keepdim=True)
+    return tree_map(lambda t: torch.tensordot(shares, t.double(), dims=1).to(t.dtype), rows)
 
 
 def _number(client: int | str, names: Sequence[str]) -> int:

@@ -7,14 +7,20 @@ is made that is as large as all pairs. Moving them through the memory is what co
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Iterator
 
 import torch
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from archipel.core.trees import Tree, leaves, tree_map
 
 Places = slice | Tensor
+
+log = logging.getLogger("archipel")
 
 
 def rows(active: Tensor, *, both: bool) -> Iterator[tuple[int, Places, Places]]:
@@ -107,3 +113,39 @@ def parted(vectors: Tensor, like: Tree) -> Tree:
     """
     parts = iter(vectors.split([t[0].numel() for t in leaves(like)], dim=1))
     return tree_map(lambda t: next(parts).reshape(t.shape).to(t.dtype), like)
+
+
+def joined(close: Tensor, m: int) -> Tensor:
+    """Return cluster numbers of m clients, int64 of shape ``(m,)``: clients are in one if close pairs join them.
+
+    Args:
+        close: ``(pairs,)``, bool.
+        m: how many clients.
+
+    >>> joined(torch.tensor([True, False, False]), 3)
+    tensor([0, 0, 1])
+    """
+    i, j = torch.triu_indices(m, m, 1)
+    graph = coo_array((close[close].numpy(), (i[close].numpy(), j[close].numpy())), shape=(m, m))
+    return torch.from_numpy(connected_components(graph, directed=False)[1].astype("int64"))
+
+
+def say_memory(owner: str, m: int, model: int) -> None:
+    """Log how much memory a model for each pair takes.
+
+    Args:
+        owner: the method, for messages.
+        m: how many clients.
+        model: bytes of a model.
+
+    Raises:
+        MemoryError: the machine has less.
+    """
+    count = m * (m - 1) // 2
+    needed, there = (count + m) * model, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    text = f"{owner} keeps a model for each of {count} pairs of {m} clients: {needed / 1e6:.1f} MB, twice that"
+    log.info("%s during a round.", text)
+    if needed > there:
+        raise MemoryError(
+            f"{text} during a round; the machine has {there / 1e6:.0f} MB. Take fewer clients or a smaller model."
+        )

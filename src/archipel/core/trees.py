@@ -215,6 +215,11 @@ def row(tree: Tree, index: int | Tensor) -> Tree:
     return tree_map(lambda t: t[index], tree)
 
 
+def put_rows(rows: Tree, index: Tensor, new: Tree) -> Tree:
+    """Return stacked trees with new rows at these places."""
+    return tree_map(lambda old, new: old.index_copy(0, index, new), rows, new)
+
+
 def zeros_like(tree: Tree) -> Tree:
     """Return a tree of zeros with the shapes and dtypes of another."""
     return tree_map(torch.zeros_like, tree)

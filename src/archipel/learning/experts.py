@@ -112,3 +112,21 @@ def posterior(log_weights: Tensor, log_likelihoods: Tensor) -> Tensor:
     """
     relative = log_likelihoods - log_likelihoods.amax(-1, keepdim=True)
     return torch.softmax(log_weights + relative, dim=-1)
+
+
+def joint_posterior(pi: Tensor, log_densities: Tensor, log_likelihoods: Tensor) -> Tensor:
+    """Return the posterior over pairs of a Gaussian and an expert, in the likelihoods' type.
+
+    γ_j(a, b) ∝ π(a, b) · density_j(a) · likelihood_j(b).
+
+    Args:
+        pi: ``(M₁, M₂)``.
+        log_densities: ``(n, M₁)``.
+        log_likelihoods: ``(n, M₂)``.
+
+    >>> joint_posterior(torch.tensor([[0.5, 0.1], [0.1, 0.3]]), torch.zeros(1, 2), torch.zeros(1, 2))
+    tensor([[[0.5000, 0.1000],
+             [0.1000, 0.3000]]])
+    """
+    log_joint = pi.log() + log_densities[:, :, None] + log_likelihoods[:, None, :]
+    return torch.softmax(log_joint.flatten(1), dim=1).reshape(log_joint.shape).to(log_likelihoods.dtype)

@@ -96,6 +96,12 @@ def drawn(pooled: Tree, count: int, ridge: float, key: Tensor) -> Tree:
     }
 
 
+def divergence(mean: Tensor, variance: Tensor, other_mean: Tensor, other_variance: Tensor) -> Tensor:
+    """Return KL[N(mean, variance) ‖ N(other)], ½ Σ [ln(Σ₂/Σ₁) + (Σ₁ + (μ₁ − μ₂)²)/Σ₂ − 1], over the last dimension."""
+    ratio = variance / other_variance
+    return 0.5 * (ratio - 1 - ratio.log() + (mean - other_mean).square() / other_variance).sum(-1)
+
+
 def _normal(moments: Tree, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Means and covariances, ``(M, d)`` and ``(M, d, d)``."""
     mean = moments["sum"] / weight[:, None]

@@ -235,6 +235,11 @@ class Copies:
         after = {c: buffers for c, (_, buffers) in passes.items() if buffers}
         return torch.stack([z for z, _ in passes.values()], dim=1), after
 
+    def features(self, model: Tree, x: Tensor) -> Tensor:
+        """Return ``(n, C, features)`` of a model as it predicts; ``(n, 1, features)`` of a shared encoder."""
+        z, _ = self(model["encoder"], model.get("buffers", {}), x)
+        return z[:, :1] if self.shared else z
+
 
 def _nest(named: dict[str, Tensor]) -> Tree:
     root: dict[str, Any] = {}

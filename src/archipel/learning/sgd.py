@@ -262,6 +262,11 @@ def trained(model: Tree) -> Tree:
     return {name: tree for name, tree in model.items() if name != "buffers"}
 
 
+def untrained(model: Tree) -> Tree:
+    """Return the rest of a model: its buffers, under their name, where it has some."""
+    return {name: tree for name, tree in model.items() if name == "buffers"}
+
+
 def proximal(penalty: float, centre: Tree) -> Shift:
     """Return the gradient of ½ · penalty · ‖θ − centre‖², penalty · (θ − centre); the centre's buffers don't count.
 

@@ -18,3 +18,16 @@ def starts_afresh(owner: str, local: SGD) -> None:
     """Raise ValueError for a local solver that keeps its momentum, in a method whose local problems change."""
     if local.keep_momentum:
         raise ValueError(f"{owner} starts every local problem afresh: set keep_momentum=False in its local solver.")
+
+
+def one_run(owner: str, solver: SGD) -> None:
+    """Raise ValueError for a solver that reaches beyond one run.
+
+    >>> one_run("FedAvgFT's tuning", SGD(epochs=1, schedule="cosine"))
+    Traceback (most recent call last):
+    ValueError: FedAvgFT's tuning is one run outside of all rounds: give it schedule='constant' and keep_momentum=False.
+    """
+    if solver.schedule != "constant" or solver.keep_momentum:
+        raise ValueError(
+            f"{owner} is one run outside of all rounds: give it schedule='constant' and keep_momentum=False."
+        )
