@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from archipel.algorithm import Algorithm, Clients, Info, PredictsGlobally
-from archipel.algorithms.parts.composition import PartClients
+from archipel.algorithm.composition import PartClients
 from archipel.algorithms.parts.shared_model import LOCAL, SharedModel
 from archipel.core.checks import NonNegative
 from archipel.core.examples import ClientData

@@ -21,7 +21,7 @@ from archipel.core.trees import PerExample, Tree
 from archipel.learning.client_models import at_rest, remember
 from archipel.learning.experts import Experts, joint_posterior, recomputed
 from archipel.learning.gaussians import drawn, log_normal, moments_of, refitted
-from archipel.learning.networks import Network, linear, linear_init
+from archipel.learning.networks import Network, encoder_model, linear, linear_init
 from archipel.learning.sgd import SGD, Batch
 from archipel.learning.tasks import Supervised
 
@@ -113,8 +113,7 @@ class FedGMM(SharedModel):
 
     def init_server(self, clients: Clients, key: Tensor) -> Tree:
         width = self.router.features()  # refuses a router that can't take the examples
-        nu, buffers = self.router.init(keys.fold(key, "embedding"))
-        embedding = {"encoder": nu} | ({"buffers": buffers} if buffers else {})
+        embedding = encoder_model(self.router, keys.fold(key, "embedding"))
         if self.learns:
             embedding["head"] = linear_init(keys.fold(key, "classifier"), self.task.outputs, width)
         pooled = clients.mean(self.survey, {"embedding": embedding}, keys.fold(key, "survey"))

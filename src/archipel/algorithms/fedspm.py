@@ -22,7 +22,7 @@ from archipel.learning import batch_norm
 from archipel.learning.batch_norm import BatchNorm
 from archipel.learning.client_models import at_rest, remember, split
 from archipel.learning.experts import Experts, posterior, recomputed
-from archipel.learning.networks import Copies, Network, linear_init
+from archipel.learning.networks import Copies, Network, encoder_model, linear_init
 from archipel.learning.sgd import SGD, Batch
 from archipel.learning.tasks import Supervised
 
@@ -108,13 +108,10 @@ class FedSPM(Algorithm):
 
     def init_server(self, clients: Clients, key: Tensor) -> Tree:
         m, C = clients.population, self.components
-        theta, g_buffers = self.experts.encoder.init(keys.fold(key, "g"))
-        nu, h_buffers = self.h.init(keys.fold(key, "h"))
         xi = linear_init(keys.fold(key, "tilt"), m * C, self.router.features())["weight"].reshape(m, C, -1)
-        ratio = {"encoder": nu, "gamma": torch.zeros(m, C), "xi": xi}
         return {
-            "predictive": {"encoder": theta} | ({"buffers": g_buffers} if g_buffers else {}),
-            "ratio": ratio | ({"buffers": h_buffers} if h_buffers else {}),
+            "predictive": encoder_model(self.experts.encoder, keys.fold(key, "g")),
+            "ratio": encoder_model(self.h, keys.fold(key, "h")) | {"gamma": torch.zeros(m, C), "xi": xi},
             "tau": clients.sizes[:, None].float().expand(m, C) / C,
         }
 
@@ -139,9 +136,8 @@ class FedSPM(Algorithm):
 
     def init_client(self, message: Tree, data: ClientData, key: Tensor) -> Tree:
         server, C = message["server"], self.components
-        heads = {
-            "heads": stack([linear_init(keys.fold(key, c), self.task.outputs, self.task.features) for c in range(C)])
-        }
+        drawn = [linear_init(keys.fold(key, c), self.task.outputs, self.task.features) for c in range(C)]
+        heads = {"heads": stack(drawn)}
         predictive = batch_norm.keep(self.batch_norm, heads, server["predictive"])
         ratio = batch_norm.keep(self.batch_norm, {}, server["ratio"])
         uniform = torch.full((data.train.length, C), 1 / C) * data.train.mask[:, None]

@@ -11,6 +11,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from archipel.core.lazy import stub
+
 PACKAGE = "archipel.algorithms"
 CLASS = re.compile(r"^class ([A-Za-z]\w*)\(", re.MULTILINE)
 
@@ -36,11 +38,5 @@ def by_name() -> dict[str, type[Any]]:
     return {name.lower(): getattr(import_module(module), name) for name, module in modules().items()}
 
 
-def stub() -> str:
-    """Return the package's stub, by which type checkers and editors know its names."""
-    lines = sorted(f"from {module} import {name} as {name}\n" for name, module in modules().items())
-    return "".join(lines)
-
-
 if __name__ == "__main__":  # python -m archipel.algorithms.registry, after a method was added
-    Path(__file__).with_name("__init__.pyi").write_text(stub(), encoding="utf-8")
+    Path(__file__).with_name("__init__.pyi").write_text(stub(modules()), encoding="utf-8")

@@ -105,3 +105,13 @@ def at_least_one(owner: str, name: str, value: Any) -> float:
             f"{owner}'s {name} is the order of a norm, a number of at least 1 or math.inf; given {value!r}."
         )
     return math.inf if math.isinf(value) else float(value)
+
+
+def check_unbiased(owner: str, compressor: Compressor) -> None:
+    """Raise ValueError for a biased compressor, in a method that averages errors out."""
+    if not compressor.unbiased:
+        raise ValueError(
+            f"{owner} needs an unbiased compressor, whose errors average out over clients and rounds; "
+            f"{type(compressor).__name__} is biased. Identity, Dithering, QSGD, BlockQuantisation, Natural and RandK "
+            "are unbiased."
+        )

@@ -62,6 +62,15 @@ def export(package: str, defined_in: Mapping[str, str] | None = None) -> None:
     module.__all__ = sorted([*names, *more])  # type: ignore[attr-defined]
 
 
+def stub(defined_in: Mapping[str, str]) -> str:
+    """Return the stub of a package that exports these names, each from its module.
+
+    >>> print(stub({"FedAvg": "archipel.algorithms.fedavg"}), end="")
+    from archipel.algorithms.fedavg import FedAvg as FedAvg
+    """
+    return "".join(sorted(f"from {module} import {name} as {name}\n" for name, module in defined_in.items()))
+
+
 def _read(stub: Path) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return the module of each name that a stub exports, and the packages of which it exports everything."""
     names, starred = {}, []

@@ -67,6 +67,22 @@ def check_start(owner: str, family: Any, start: Any) -> None:
     check_parameters(owner, family, start)
 
 
+def unfitting(owner: str, family: Any, theta: Tree, error: Exception) -> ValueError:
+    """Return the error of parameters that have other names or shapes than the family's.
+
+    Args:
+        owner: what they are, in error messages.
+        family: whose parameters they should be.
+        theta: what was given.
+        error: what the family made of them.
+    """
+    shapes = ", ".join(f"{name} {tuple(t.shape)}" for name, t in theta.items()) or "nothing"
+    return ValueError(
+        f"{owner} has {shapes}, which doesn't fit the parameters of a {type(family).__name__}; its documentation has "
+        f"their names and shapes. ({error})"
+    )
+
+
 def _weights(what: str, values: Tensor) -> None:
     if bool((values < 0).any()) or abs(float(values.sum()) - 1) > 1e-5:
         raise ValueError(f"{what} must be 0 or above and sum to 1; given {values.tolist()}.")

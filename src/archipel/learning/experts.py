@@ -12,7 +12,7 @@ from archipel.core.examples import Examples
 from archipel.core.trees import Tree, stack
 from archipel.learning import batch_norm
 from archipel.learning.batch_norm import BatchNorm
-from archipel.learning.networks import Copies, linear_init
+from archipel.learning.networks import Copies, encoder_model, linear_init
 from archipel.learning.sgd import Batch
 from archipel.learning.tasks import Supervised
 
@@ -46,11 +46,10 @@ class Experts:
 
     def init(self, key: Tensor) -> Tree:
         """Parameters to start from; every expert has draws of its own."""
-        params, buffers = self.encoder.init(keys.fold(key, "encoder"))
         heads = [
             linear_init(keys.fold(key, "head", c), self.task.outputs, self.task.features) for c in range(self.count)
         ]
-        return {"encoder": params, "heads": stack(heads)} | ({"buffers": buffers} if buffers else {})
+        return encoder_model(self.encoder, keys.fold(key, "encoder")) | {"heads": stack(heads)}
 
     def outputs(self, params: Tree, x: Tensor, train: bool = False) -> tuple[Tensor, Tree]:
         """``(n, C, K)``, and the buffers afterwards."""

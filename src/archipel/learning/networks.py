@@ -204,6 +204,12 @@ class Network:
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
 
+def encoder_model(encoder: Network | Copies, key: Tensor) -> Tree:
+    """Draw a model that is an encoder alone: ``{"encoder": …}``, and ``"buffers"`` where it has some."""
+    params, buffers = encoder.init(key)
+    return {"encoder": params} | ({"buffers": buffers} if buffers else {})
+
+
 @dataclass(frozen=True, eq=False)
 class Copies:
     """C encoders for C components: one that all share, or independent copies of a network.

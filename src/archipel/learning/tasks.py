@@ -15,7 +15,7 @@ from archipel.core.examples import Examples
 from archipel.core.trees import Tree
 from archipel.data.inputs import Inputs
 from archipel.learning.criteria import Criterion, CrossEntropy, SquaredError
-from archipel.learning.networks import Initial, Network, linear, linear_init
+from archipel.learning.networks import Initial, Network, encoder_model, linear, linear_init
 from archipel.learning.sgd import Batch
 
 
@@ -62,9 +62,8 @@ class Supervised:
     criterion: Criterion
 
     def init(self, key: Tensor) -> Tree:
-        params, buffers = self.encoder.init(keys.fold(key, "encoder"))
         head = linear_init(keys.fold(key, "head"), self.outputs, self.features)
-        return {"encoder": params, "head": head} | ({"buffers": buffers} if buffers else {})
+        return encoder_model(self.encoder, keys.fold(key, "encoder")) | {"head": head}
 
     def loss(self, params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
         z, buffers = self.encoder(params["encoder"], params.get("buffers", {}), batch["x"], train=True)

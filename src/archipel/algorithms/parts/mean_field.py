@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from archipel.algorithm import Algorithm, Clients, DivergenceError, Info, NoReplyError, Step
-from archipel.compress.compressor import Compressor, Identity
+from archipel.compress.compressor import Compressor, Identity, check_unbiased
 from archipel.core import checks, keys
 from archipel.core.checks import Interval, Positive, PositiveInt
 from archipel.core.examples import ClientData, Examples
 from archipel.core.trees import Tree, add, from_vector, leaves, norm, tree_map, vector, zeros_like
 from archipel.core.vmap import inside_vmap
 from archipel.families.family import Centred, Family, step_inside
-from archipel.families.parameters import check_start
+from archipel.families.parameters import check_start, unfitting
 
 Rate = float | Callable[[int], float]
 Start = Tree | Callable[[Clients, Tensor], Tree]
@@ -73,12 +73,7 @@ class MeanFieldEM(Algorithm):
             checks.above_zero(owner, rate=self.rate)
         if not callable(self.start):
             check_start(f"{owner}'s start", self.family, self.start)
-        if not self.compressor.unbiased:
-            raise ValueError(
-                f"{owner} needs an unbiased compressor, whose errors average out over clients and rounds; "
-                f"{type(self.compressor).__name__} is biased. Identity, Dithering, QSGD, BlockQuantisation, Natural "
-                "and RandK are unbiased."
-            )
+        check_unbiased(owner, self.compressor)
         if self.alpha is not None and self.memory == "off":
             raise ValueError(f"{owner}'s alpha moves the memories, and memory='off' keeps none: leave one of them out.")
 
@@ -92,11 +87,7 @@ class MeanFieldEM(Algorithm):
         except (KeyError, IndexError, RuntimeError) as error:
             if callable(self.start) or isinstance(error, DivergenceError | NoReplyError):
                 raise
-            shapes = ", ".join(f"{name} {tuple(t.shape)}" for name, t in theta.items()) or "nothing"
-            raise ValueError(
-                f"{type(self).__name__}'s start has {shapes}, which doesn't fit the parameters of a "
-                f"{type(self.family).__name__}; its documentation has their names and shapes. ({error})"
-            ) from error
+            raise unfitting(f"{type(self).__name__}'s start", self.family, theta, error) from error
         statistics, outside = self.family.project(pooled)
         theta = self.family.maximise(statistics)
         if isinstance(self.family, Centred):

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from archipel.algorithm import Algorithm, Replies, Step, Weights
-from archipel.algorithms.parts.composition import View, bound, unbound
+from archipel.algorithm.composition import PartStep, View
 from archipel.compress.replies import Packing, alike, named
 from archipel.core import keys
 from archipel.core.examples import ClientData
@@ -19,7 +19,7 @@ ERRORS = "errors"
 """The entry of a client's state that holds what was left out."""
 
 
-class PackedStep:
+class PackedStep(PartStep):
     """A step of the inner algorithm whose reply is compressed.
 
     Args:
@@ -30,14 +30,12 @@ class PackedStep:
     """
 
     def __init__(self, algorithm: Algorithm, step: Step, packing: Packing, shared: Sequence[str] | None) -> None:
-        self.algorithm, self.step, self.packing, self.shared = algorithm, unbound(step), packing, shared
-        # Carriers know steps by their names.
-        self.__name__, self.__qualname__ = step.__name__, f"{type(algorithm).__qualname__}.{step.__qualname__}"
+        super().__init__(algorithm, "inner", step)
+        self.packing, self.shared = packing, shared
 
     def __call__(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
         own = {name: value for name, value in client.items() if name != ERRORS}
-        inner: Algorithm = self.algorithm.inner  # type: ignore[attr-defined]
-        state, reply = bound(self.step, inner)(own, message, data, key)
+        state, reply = self.inner(own, message, data, key)
         errors = client.get(ERRORS, {})
         if self.shared is not None:
             known = {name: value for name, value in named(message).items() if name in self.shared}

@@ -28,9 +28,13 @@ class PartStep:
         # Carriers know steps by their names.
         self.__name__, self.__qualname__ = step.__name__, f"{type(algorithm).__qualname__}.{part}.{step.__qualname__}"
 
+    @property
+    def inner(self) -> Step:
+        """The inner algorithm's step."""
+        return bound(self.step, getattr(self.algorithm, self.part))
+
     def __call__(self, client: Tree, message: Tree, data: ClientData, key: Tensor) -> tuple[Tree, Tree]:
-        step = bound(self.step, getattr(self.algorithm, self.part))
-        state, reply = step(client[self.part], message, data, key)
+        state, reply = self.inner(client[self.part], message, data, key)
         return client | {self.part: state}, reply
 
 
