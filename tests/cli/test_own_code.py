@@ -114,3 +114,16 @@ def test_a_file_or_a_runs_folder_imports_nothing_by_itself(module, tmp_path) -> 
     assert not (tmp_path / "imported").exists()
     call("run", "mine.yaml", *SMALL, "--fresh", "--out", "run", "--import", module)
     assert (tmp_path / "imported").exists()
+
+
+def test_options_of_a_presets_network_do_not_go_to_another(module) -> None:
+    from archipel.experiments import read_config
+
+    with pytest.warns(UserWarning, match=r"encoder\.options are another network's and are left out: hidden"):
+        config = read_config("heart-fedspm", [f"encoder.name={module}:Fixed", "encoder.options.sides=16"])
+    assert config.encoder.options == {"sides": 16}
+    assert config.algorithm.router.options == {"hidden": [32]}
+    with pytest.warns(UserWarning, match=r"algorithm\.router\.options .* hidden"):
+        config = read_config("heart-fedspm", [f"algorithm.router.name={module}:Wide"])
+    assert config.algorithm.router.options == {}
+    assert config.encoder.options == {"hidden": [32]}

@@ -133,3 +133,8 @@ def test_a_switch_of_a_presets_algorithm_tells_what_else_changes() -> None:
         read_config("heart-fedavg", ["algorithm.name=ditto"])
     with pytest.warns(UserWarning, match=r"sets nothing for algorithm.router, algorithm.routing of fedspm"):
         read_config("digits-fedavg", ["algorithm.name=fedspm"])
+
+
+def test_a_fault_of_several_keys_names_them_itself():
+    with pytest.raises(ValueError, match=r"that can be made:\n  refit: end fits the tilts"):
+        read_config("heart-fedavg", ["refit=end"])

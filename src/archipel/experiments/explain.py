@@ -68,7 +68,8 @@ def _explain(problem: Mapping[str, Any], model: Form) -> str:
         names = re.findall(r"'([^']*)'", context["expected"])
         return f"{path}: is one of {', '.join(names)}; given {given}.{nearest(str(problem['input']), names)}"
     if kind == "value_error":
-        return f"{path}: {shortened(str(context['error']), 600)}"
+        said = shortened(str(context["error"]), 600)
+        return f"{path}: {said}" if problem["loc"] else said  # a fault of several keys names them itself
     if kind == "invalid_key":
         return f"{path}: keys are words; given {given}."
     if kind in ("model_type", "model_attributes_type", "dict_type"):

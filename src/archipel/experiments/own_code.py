@@ -64,7 +64,11 @@ def own_class(name: str, base: type[Base]) -> type[Base]:
         )
     kind = getattr(found, wanted, None)
     if not (isinstance(kind, type) and issubclass(kind, base)):
-        classes = [key for key, value in vars(found).items() if isinstance(value, type) and issubclass(value, base)]
+        classes = [
+            key
+            for key, value in vars(found).items()
+            if isinstance(value, type) and issubclass(value, base) and value is not base
+        ]
         near = difflib.get_close_matches(wanted, classes, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         there = ", ".join(classes) or "none"

@@ -24,7 +24,8 @@ def read_config(what: str, overrides: Sequence[str] = ()) -> RunConfig:
         what: the name of a preset, or a YAML file.
         overrides: ``key=value`` with dots for sections; values are YAML. If one switches a section of a preset to
             another form (``algorithm.name=fedavg``), settings of the preset that this form doesn't have are left out,
-            with a warning. A class of your own that is named here (``encoder.name=my_module:MyNet``) is imported.
+            with a warning; so are the options of a network whose name changes. A class of your own that is named here
+            (``encoder.name=my_module:MyNet``) is imported.
 
     Raises:
         ValueError: lists everything that is wrong, one fault a line.
@@ -41,7 +42,7 @@ def read_config(what: str, overrides: Sequence[str] = ()) -> RunConfig:
         if path[-1] == "name" and is_own(value):
             import_own(value.partition(":")[0])
     if what in PRESETS:
-        settings = _switch_forms(PRESETS[what].settings, given) | {"name": what}
+        settings = _switch_networks(_switch_forms(PRESETS[what].settings, given), given) | {"name": what}
     elif Path(what).suffix in (".yaml", ".yml") or (len(what) < 256 and Path(what).is_file()):
         settings = {"name": Path(what).stem} | read_yaml(Path(what))
     else:
@@ -115,6 +116,22 @@ def _switch_forms(settings: dict[str, Any], given: list[tuple[list[str], Any]]) 
     return settings
 
 
+def _switch_networks(settings: dict[str, Any], given: list[tuple[list[str], Any]]) -> dict[str, Any]:
+    """Return a preset's settings without the options of networks that the user replaced by others."""
+    for path, value in given:
+        section: Any = settings
+        for key in path[:-1]:
+            section = section.get(key) if isinstance(section, dict) else None
+        if path[-1] != "name" or not isinstance(section, dict) or not section.get("options"):
+            continue
+        if section.get("name") != value:
+            place = ".".join(path[:-1])
+            lost = ", ".join(section["options"])
+            warnings.warn(f"The preset's {place}.options are another network's and are left out: {lost}.", stacklevel=3)
+            settings = _put(settings, [*path[:-1], "options"], {})
+    return settings
+
+
 def _tell_switch(place: str, value: str, section: dict[str, Any], form: type[BaseModel]) -> None:
     """Warn of what a switch to another form changes beside it: settings left out, and solvers with other defaults."""
     left_out = [key for key in section if key not in form.model_fields]
@@ -124,7 +141,7 @@ def _tell_switch(place: str, value: str, section: dict[str, Any], form: type[Bas
         if key not in section and isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
     ]
     if left_out:
-        said = f"{value} has no {' and no '.join(left_out)}, so what the preset sets there is left out"
+        said = f"{value} has no {' and no '.join(left_out)}, so the preset's settings for these are left out"
         rest = f"; {', '.join(f'{place}.{key}' for key in defaults)} keep their defaults" if defaults else ""
         warnings.warn(f"{said}{rest}.", stacklevel=4)
     elif defaults:
