@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -60,3 +61,28 @@ def test_names_that_are_not_exported_are_an_attribute_error() -> None:
 def test_a_star_import_gives_all_names() -> None:
     names = python("from archipel import *; print(sorted(name for name in dir() if name[0] != '_'))")
     assert ast.literal_eval(names) == sorted(archipel.__all__)
+
+
+def exists(name: str) -> bool:
+    """Whether a dotted name is a module, or is found in one by attributes."""
+    words = name.split(".")
+    for cut in range(len(words), 0, -1):
+        try:
+            found: object = importlib.import_module(".".join(words[:cut]))
+        except ImportError:
+            continue
+        for word in words[cut:]:
+            if not hasattr(found, word):
+                return False
+            found = getattr(found, word)
+        return True
+    return False
+
+
+def test_every_dotted_name_in_documents_and_docstrings_is_there() -> None:
+    top = ROOT.parents[1]
+    files = [top / "README.md", *sorted(top.glob("docs/**/*.md")), *sorted(ROOT.rglob("*.py"))]
+    names = {name for file in files for name in re.findall(r"\barchipel(?:\.[A-Za-z_]\w*)+", file.read_text())}
+    assert len(names) > 200
+    assert not exists("archipel.fit.nothing")
+    assert [name for name in sorted(names) if not exists(name)] == []
