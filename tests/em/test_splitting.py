@@ -90,3 +90,13 @@ def test_components_that_differ_are_no_group_however_far_from_zero():
     assert coinciding(family, theta).tolist() == [0, 1, 0]
     empty = theta | {"weight": torch.tensor([0.3, 0.7, 0.0], dtype=torch.float64)}
     assert coinciding(family, empty).tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize("kind", [FederatedBernoulliMixture, FederatedLatentClass])
+@pytest.mark.parametrize("components", [3, 4])
+def test_components_do_not_stay_empty(kind, components):
+    """Each component takes one of K rows: 1/K a row, but for pseudo-counts of 1e-6 in 2 K probabilities of K rows."""
+    rows = np.kron(np.eye(components), np.ones((1, 2)))
+    for seed in range(6):
+        model = kind(components, random_state=seed).fit([rows] * 10)
+        assert model.score(rows) == pytest.approx(-np.log(components), abs=2 * components * 1e-5)

@@ -35,10 +35,14 @@ def split_coinciding(family: Mixture, theta: Tree, clients: Clients, key: Tensor
         key: int64 of shape ``()``.
 
     Returns:
-        θ_0 itself if all components differ, or :func:`split`.
+        θ_0 itself if all components differ, or :func:`split`, up to K times.
     """
-    groups = coinciding(family, theta)
-    return theta if len(groups.unique()) == len(groups) else split(family, theta, groups, clients, key)
+    for attempt in range(len(theta["weight"])):  # a random cone may hold nobody, and its component is then empty
+        groups = coinciding(family, theta)
+        if len(groups.unique()) == len(groups):
+            break
+        theta = split(family, theta, groups, clients, keys.fold(key, "split", attempt) if attempt else key)
+    return theta
 
 
 def split(family: Mixture, theta: Tree, groups: Tensor, clients: Clients, key: Tensor) -> Tree:
@@ -67,14 +71,17 @@ def split(family: Mixture, theta: Tree, groups: Tensor, clients: Clients, key: T
 def similar(family: Mixture, theta: Tree, clients: Clients) -> Tensor:
     """Return the group of each component, ``(K,)`` int64: the first component that hardly differs from it.
 
+    Empty components belong to the largest one's group, as they do for :func:`coinciding`.
+
     Two components differ by ∫|p_k − p_l| / ∫(p_k + p_l): 0 if they coincide, 1 if they share no example. The integrals
     are over the clients' examples, with p_k = r_k/π_k; each client reveals 2 K² sums.
     """
     replies = clients.everyone.evaluate(_Halves(family).compare, {"theta": theta}, keys.key(0))
     shares = (replies.weights / replies.weights.sum()).to(torch.float64)
     apart, mass = (torch.tensordot(shares, replies.value[name], 1) for name in ("apart", "mass"))
-    groups: Tensor = (apart < NEAR * mass.clamp(min=FLOOR)).to(torch.int64).argmax(1)
-    return groups
+    empty = theta["weight"] <= 10 * FLOOR
+    near = (apart < NEAR * mass.clamp(min=FLOOR)) & ~empty  # nothing differs from an empty component
+    return _with_empty(near.to(torch.int64).argmax(1), theta)
 
 
 def coinciding(family: Mixture, theta: Tree) -> Tensor:
@@ -89,8 +96,12 @@ def coinciding(family: Mixture, theta: Tree) -> Tensor:
     W = family.natural(theta | {"weight": even})
     apart = (W[:, None] - W[None]).abs() > SAME * W.abs().amax(0)
     groups = (~apart.any(-1)).to(torch.int64).argmax(1)  # the first that coincides
-    empty = theta["weight"] <= 10 * FLOOR
-    return torch.where(empty, groups[theta["weight"].argmax()], groups)
+    return _with_empty(groups, theta)
+
+
+def _with_empty(groups: Tensor, theta: Tree) -> Tensor:
+    """Put empty components into the group of the largest one."""
+    return torch.where(theta["weight"] <= 10 * FLOOR, groups[theta["weight"].argmax()], groups)
 
 
 @dataclass(frozen=True)
