@@ -3,6 +3,7 @@
 import time
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from archipel.data.files import tables
@@ -37,7 +38,7 @@ def test_pandas_names_of_numbers_are_no_example(tmp_path):
 
 @pytest.mark.parametrize("text", ["0,1\n2,3\n", "0\n1\n0\n", "0,1,2\n0.5,1,2.5\n"])
 def test_a_first_row_that_could_be_either_is_refused(tmp_path, text):
-    with pytest.raises(ValueError, match="the names that pandas gives to columns, or the first example"):
+    with pytest.raises(ValueError, match="names of columns that are numbers, or the first example"):
         read_text(write(tmp_path, text))
 
 
@@ -150,3 +151,22 @@ def test_a_line_without_an_end_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "MOST_LINE", 1000)
     with pytest.raises(ValueError, match=r"a\.csv can't be read: it has a line of more than 1,000 characters"):
         read_text(write(tmp_path, "1," * 600))
+
+
+@pytest.mark.parametrize("names", ["1,2,3", "2019,2020,2021"])
+def test_names_that_are_other_numbers_are_not_an_example(tmp_path, names):
+    rows = "".join(f"{i}.5,{i}.25,-0.75\n" for i in range(8))
+    (tmp_path / "a.csv").write_text(f"{names}\n{rows}")
+    with pytest.raises(ValueError, match="names of columns that are numbers, or the first example"):
+        read_text(tmp_path / "a.csv")
+    (tmp_path / "a.csv").write_text(f"{names}\n{rows}4,5,6\n")  # whole numbers are among the examples
+    assert len(read_text(tmp_path / "a.csv").columns["x0"]) == 10
+
+
+def test_an_index_that_pandas_has_read_is_no_feature(tmp_path):
+    frame = pd.DataFrame({"Unnamed: 0": [0, 1], "age": [60.5, 70.5]})
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    frame.to_parquet(tmp_path / "a.parquet")
+    for read, name in ((read_text, "a.csv"), (read_parquet, "a.parquet")):
+        with pytest.raises(ValueError, match="'Unnamed: 0' is how pandas calls a column without a name"):
+            read(tmp_path / name)

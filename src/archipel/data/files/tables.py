@@ -16,12 +16,16 @@ from archipel.data.files.guard import check_unpacked, readable
 
 GAPS = ("", "na", "n/a", "nan", "null", "none", "?")
 """How a missing value is written in text, in any case."""
+FEW = 20
+"""From so many cells on, none of which is a whole number, a first row of whole numbers is hardly an example."""
 MOST_BYTES = 1 << 29
 """Text is read up to this size, 512 MiB, which takes a minute or two."""
 MOST_COLUMNS = 100_000
 MOST_LINE = 10_000_000
 MOST_CHARACTERS = 1_000
 _INDEX = re.compile(r"__index_level_\d+__")
+_UNNAMED = re.compile(r"Unnamed: \d+")
+"""How pandas calls a column without a name when it reads it, most often the index of an earlier table."""
 
 
 @dataclass(frozen=True)
@@ -76,13 +80,16 @@ def read_text(file: Path) -> Table:
     width = len(first)
     _check_separated(file, first)
     numbered = [cell.strip() for cell in first] == [str(j) for j in range(width)]
+    digits = width > 1 and all(cell.strip().isdigit() for cell in first)
     values, lines, text, whole = array("d"), [line], set[int](), False
     for line, row in rows:
         if len(row) != width:
             raise ValueError(f"{file}, line {line} has {len(row)} values, the first line has {width}.")
         values.extend(_numbers(row, text))
         lines.append(line)
-        whole = whole or (numbered and any(cell.strip().lstrip("+-").isdigit() for cell in row))
+        whole = whole or ((numbered or digits) and any(cell.strip().lstrip("+-").isdigit() for cell in row))
+    if digits and not numbered and not whole and len(values) >= FEW:  # as 1, 2, … or years
+        raise _ambiguous(file, first)
     named = _is_header(file, first, numbered and len(lines) > 1, whole)
     names = tuple(cell.strip() for cell in first) if named else tuple(f"x{j}" for j in range(width))
     _check_names(file, names)
@@ -195,12 +202,16 @@ def _is_header(file: Path, first: Sequence[str], numbered: bool, whole: bool) ->
         whole: whether another cell is written as a whole number.
     """
     if numbered and whole:
-        raise ValueError(
-            f"{file} begins with {','.join(first[:4])}{',…' * (len(first) > 4)}: the names that pandas gives to "
-            "columns, or the first example? Put a line with other names before the examples."
-        )
+        raise _ambiguous(file, first)
     known = [_is_number(cell) for cell in first], [_is_gap(cell) for cell in first]
     return numbered or (not any(known[0]) and not all(known[1]))  # in a first row, all may be missing
+
+
+def _ambiguous(file: Path, first: Sequence[str]) -> ValueError:
+    return ValueError(
+        f"{file} begins with {','.join(first[:4])}{',…' * (len(first) > 4)}: names of columns that are numbers, or the "
+        "first example? Put a line with other names before the examples."
+    )
 
 
 def _check_names(file: Path, names: tuple[str, ...]) -> None:
@@ -208,6 +219,11 @@ def _check_names(file: Path, names: tuple[str, ...]) -> None:
         raise ValueError(
             f"{file}: column {names.index('')} has no name. If it numbers the rows, as pandas writes it, leave it out "
             "(index=False); otherwise name it."
+        )
+    if unnamed := next(filter(_UNNAMED.fullmatch, names), None):
+        raise ValueError(
+            f"{file}: {unnamed!r} is how pandas calls a column without a name. If it numbers the rows, leave it out, "
+            f"as by frame.drop(columns={unnamed!r}); otherwise rename it."
         )
     name, times = Counter(names).most_common(1)[0] if names else ("", 0)
     if times > 1:
