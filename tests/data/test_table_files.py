@@ -144,6 +144,12 @@ def test_queries_in_tables_are_taken_by_name(tmp_path):
     ]:
         with pytest.raises(ValueError, match=rf"a\.csv doesn't fit the run: x {message}"):
             read_queries([write(tmp_path, text)], inputs)
+    for labels in ("1", "ill"):
+        assert read_queries([write(tmp_path, f"age,sbp,y\n63,145,{labels}\n")], inputs).x.tolist() == [[63, 145]]
+    with pytest.raises(ValueError, match="x lacks age, sbp and also has y"):
+        read_queries([write(tmp_path, "y\n1\n")], inputs)
+    with_y = Inputs("table", (2,), 1.0, (0.0, 0.0), (1.0, 1.0), features=("age", "y"))
+    assert read_queries([write(tmp_path, "age,y\n63,145\n")], with_y).x.tolist() == [[63, 145]]
     assert read_queries([write(tmp_path, "63,145\n")], inputs).x.tolist() == [[63, 145]]  # by position, without names
 
 

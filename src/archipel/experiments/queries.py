@@ -14,6 +14,9 @@ from archipel.data.files.clients import EXAMPLES, read_examples
 from archipel.data.files.images import IMAGES, read_image
 from archipel.data.inputs import Inputs
 
+LABEL = "y"
+"""The column of labels in the tables that clients train on."""
+
 
 @dataclass(frozen=True)
 class Queries:
@@ -33,7 +36,8 @@ def read_queries(paths: Sequence[Path], inputs: Inputs) -> Queries:
 
     Args:
         paths: image files; ``.npy`` files, ``.npz`` files with an array ``x``, tables as ``.csv``, ``.tsv`` or
-            ``.parquet`` with the federation's columns; or folders of these.
+            ``.parquet`` with the federation's columns, beside which a column ``y`` of labels is ignored; or folders of
+            these.
         inputs: the federation's.
 
     Raises:
@@ -70,7 +74,8 @@ def _read(file: Path, inputs: Inputs) -> Tensor:
         values: Array = read_image(file)
         features = None
     elif kind in EXAMPLES:
-        examples = read_examples(file)
+        known = inputs.features and LABEL not in inputs.features  # else a column of that name may be a feature
+        examples = read_examples(file, ignored=LABEL if known else None)
         values, features = examples.x, examples.features
     else:
         raise ValueError(f"{file} is of no type that can be read; queries are {', '.join(IMAGES + EXAMPLES)}.")

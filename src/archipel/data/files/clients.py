@@ -48,13 +48,14 @@ def client_files_in(folder: str | Path) -> dict[str, Path]:
     return found
 
 
-def read_examples(file: Path, label: str | None = None) -> Examples:
+def read_examples(file: Path, label: str | None = None, *, ignored: str | None = None) -> Examples:
     """Read a file of examples by the reader of its type.
 
     Args:
         file: one of `EXAMPLES`: .npz with an array x, .npy, or a table of numbers.
         label: the name of the array (.npz) or of the column that holds labels or targets; without it, all columns of a
             table are features.
+        ignored: the name of a table's column that isn't read, if there are others beside it.
 
     Raises:
         ValueError: the file can't be read or lacks what is asked for; the message names it.
@@ -71,7 +72,9 @@ def read_examples(file: Path, label: str | None = None) -> Examples:
     if kind not in EXAMPLES:
         raise ValueError(f"{file} is of no type that can be read; there are {', '.join(EXAMPLES)}.")
     table = read_table(file)
-    features = tuple(name for name in table.columns if name != label)
+    features = tuple(name for name in table.columns if name not in (label, ignored))
+    if not features and label is None:
+        features = tuple(table.columns)
     if label is not None and (label not in table.columns or not features):
         raise ValueError(f"{file} has no label column {label!r} beside features; it has {', '.join(table.columns)}.")
     y = None if label is None else table.columns[label]
