@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -74,6 +75,9 @@ class Odd(Algorithm):
             "double": torch.ones(3, dtype=torch.float64),
             "absurd": torch.full((3,), 1e30),
             "nested": {"a": torch.ones(3)},
+            "array": np.ones(3),
+            "list": [torch.ones(3)],
+            "sparse": torch.ones(3).to_sparse(),
         }.get(self.what)
         return after, {"other": torch.ones(3)} if self.what == "renamed" else {"value": value}
 
@@ -140,6 +144,22 @@ ODD = {
 def test_a_reply_unlike_the_first_is_refused_by_name(cities, what, engine):
     with pytest.raises(TypeError, match=ODD[what] + ".*but that of client 0, the first, is") as caught:
         fit(Odd(what), cities, rounds=2, setting=SETTINGS[engine])
+    assert "Odd.step failed at Oslo in round 1." in caught.value.__notes__
+
+
+NO_TREES = {
+    "array": "a NumPy array|an? ndarray",
+    "list": "a list",
+    "sparse": "a sparse tensor",
+    "nothing": "None|a NoneType",
+}
+
+
+@pytest.mark.parametrize("engine", [Setting(engine="loop"), Setting(engine="threads", workers=2)])
+@pytest.mark.parametrize("what", NO_TREES)
+def test_a_reply_that_is_no_tree_of_tensors_is_refused_by_name(cities, what, engine):
+    with pytest.raises(TypeError, match=rf"Odd\.step replied with ({NO_TREES[what]}); a reply is a dense") as caught:
+        fit(Odd(what), cities, rounds=2, setting=engine)
     assert "Odd.step failed at Oslo in round 1." in caught.value.__notes__
 
 

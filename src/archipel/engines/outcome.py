@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from archipel.algorithm import Step
+from archipel.core.checks import kind_of
 from archipel.core.examples import ClientData
 from archipel.core.torch_internals import foreach_norm, version
-from archipel.core.trees import Tree, flatten, leaves
+from archipel.core.trees import Tree, flatten, is_compressed, leaves
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,16 @@ class SameForm:
 def step_name(step: Step) -> str:
     """Name a step by the class of its algorithm, which may have inherited it: ``FedProx.train``."""
     return f"{type(step.__self__).__name__}.{step.__name__}" if isinstance(step, MethodType) else step.__qualname__
+
+
+def check_reply(step: Step, reply: Any) -> None:
+    """Raise a TypeError, with the step's name, for a reply that isn't a dense tensor or a dict of replies."""
+    if isinstance(reply, dict):
+        for part in reply.values():
+            check_reply(step, part)
+    elif not (is_compressed(reply) or (isinstance(reply, Tensor) and reply.layout == torch.strided)):
+        kind = "a sparse tensor" if isinstance(reply, Tensor) else kind_of(reply)
+        raise TypeError(f"{step_name(step)} replied with {kind}; a reply is a dense tensor, or a dict of them by name.")
 
 
 def magnitudes(stacked: Tree, count: int) -> Tensor:
