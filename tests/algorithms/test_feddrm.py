@@ -213,3 +213,14 @@ def test_settings_out_of_range_are_refused(options, message):
 def test_a_task_of_another_kind_is_refused(uneven):
     with pytest.raises(TypeError, match=r"task must be an encoder and a head, made by classification.*; given a Whole"):
         FedDRM(Whole(Network(nn.Linear(3, 4), uneven.inputs), CrossEntropy()))
+
+
+def test_what_lies_behind_a_priors_mask_is_not_used(uneven):
+    run = fit(FedDRM(classification(nn.Linear(3, 4), uneven), SGD(lr=0.1, steps=1)), uneven, rounds=1)
+    x = uneven.clients[0].train["x"][:2]
+    for masked in (np.ma.masked_equal([1.0, 1e9, 1.0, 1.0], 1e9), np.ma.masked_equal([1, -9, 1, 1], -9)):
+        for ask in (run.route, run.predict):
+            with pytest.raises(ValueError, match="a share of 0 or above for each of the 4 clients"):
+                ask(x, prior=masked)
+    whole = run.route(x, prior=np.ma.array([2.0, 1.0, 1.0, 4.0], mask=False))
+    assert torch.equal(whole.probabilities, run.route(x, prior=[2.0, 1.0, 1.0, 4.0]).probabilities)

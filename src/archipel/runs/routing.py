@@ -7,11 +7,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from archipel.algorithm import Algorithm, HasRoutingPrior
 from archipel.core.trees import Tree
+from archipel.data.arrays import unmasked
 from archipel.runs.facts import Facts
 
 Prior = Literal["uniform"] | Sequence[float] | Tensor
@@ -58,7 +60,8 @@ def reweighting(algorithm: Algorithm, server: Tree, facts: Facts, prior: Prior |
     m = len(facts.names)
     asked: Tensor | None = torch.ones(m) if isinstance(prior, str) and prior == "uniform" else None
     with suppress(ValueError, TypeError):
-        asked = torch.as_tensor(prior, dtype=torch.float64) if asked is None else asked
+        shares = unmasked(prior, "prior") if isinstance(prior, np.ma.MaskedArray) else prior
+        asked = torch.as_tensor(shares, dtype=torch.float64) if asked is None else asked
     if asked is None or asked.shape != (m,) or not bool((asked >= 0).all() & asked.isfinite().all() & asked.any()):
         raise ValueError(
             f"prior must be 'uniform', or a share of 0 or above for each of the {m} clients, not all of them 0; given "
