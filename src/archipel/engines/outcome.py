@@ -136,7 +136,7 @@ def magnitudes(stacked: Tree, count: int) -> Tensor:
     """Return the largest absolute value in each row of a stacked tree; NaN where there is one.
 
     >>> magnitudes({"a": torch.tensor([[1.0, -3.0], [0.0, torch.nan]]), "b": torch.tensor([2.0, 2.0])}, 2)
-    tensor([3., nan])
+    tensor([3., nan], dtype=torch.float64)
     """
     found = [leaf for leaf in leaves(stacked) if leaf.is_floating_point() and leaf.numel()]
     if not found:
