@@ -169,6 +169,25 @@ def test_two_damaged_checkpoints_are_both_named(twice):
         Checkpoint.load(twice)
 
 
+def test_a_save_that_was_killed_after_a_fallback_loses_nothing(twice, monkeypatch):
+    # the latest checkpoint is damaged; the next save puts it in the place of the sound one, and is killed right then
+    whole = Checkpoint.load(twice)
+    (twice / "checkpoint" / FILES[1]).write_bytes(b"damaged")
+    rename = Path.rename
+
+    def killed(self, target):
+        if self.name == "checkpoint.new":
+            raise SystemExit
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", killed)
+    with pytest.raises(SystemExit):
+        whole.save(twice)
+    back = Checkpoint.load(twice)
+    assert back.round == whole.round
+    assert_same(back, whole)
+
+
 def test_a_run_that_starts_anew_leaves_nothing_of_the_old_one(twice, uneven):
     other = fedavg(uneven, lr=0.2)
     fit(other, uneven, rounds=1, folder=twice, resume=False)

@@ -92,13 +92,14 @@ class Checkpoint:
     def load(cls, folder: Path) -> Checkpoint | None:
         """Read the latest whole checkpoint of a run's folder; return ``None`` where there is none.
 
-        Where the latest is damaged the previous one is read, and a warning says so.
+        Where the latest is damaged the previous one is read, and a warning says so. A save that was interrupted just
+        before its last step has left a whole checkpoint under another name; it is read where there is no latest one.
 
         Raises:
             ValueError: all checkpoints are damaged, or the format is of another version.
         """
         problems = []
-        for name in (LATEST, PREVIOUS):
+        for name in (LATEST, UNFINISHED, PREVIOUS):
             if not (folder / name).exists():
                 continue
             try:
@@ -106,7 +107,8 @@ class Checkpoint:
             except FormatError:
                 raise
             except DAMAGE as error:
-                problems.append(f"{folder / name} is damaged: {_sentence(error)}")
+                if name != UNFINISHED:  # most are unfinished indeed
+                    problems.append(f"{folder / name} is damaged: {_sentence(error)}")
                 continue
             if problems:
                 log.warning("%s The previous checkpoint is used, of round %d.", problems[0], found.round)
