@@ -134,7 +134,7 @@ def test_a_start_of_single_precision_is_as_good():
         ({}, ValueError, "has nothing, which doesn't fit"),
         (START | {"mean": torch.zeros(3, 2)}, ValueError, r"mean \(3, 2\)"),
         (START | {"mean": torch.zeros(2, 5)}, ValueError, r"mean \(2, 5\)"),
-        (START | {"mean": torch.full((2, 2), math.nan)}, ValueError, "NaN or infinite values in its mean"),
+        (START | {"mean": torch.full((2, 2), math.nan)}, ValueError, "mean holds NaN or infinite values"),
         (START | {"weight": torch.tensor([5.0, -4.0])}, ValueError, "0 or above and sum to 1"),
         (START | {"weight": np.full(2, 0.5)}, TypeError, "its weight is a ndarray"),
     ],
