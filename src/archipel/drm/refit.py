@@ -43,11 +43,7 @@ def refitted(run: Run, federation: Federation, ridge: float = 1.0) -> Run:
         TypeError: a run of another algorithm.
         ValueError: components with separate encoders, or a federation other than the run's.
 
-    >>> from archipel.learning.sgd import SGD
-    >>> from archipel.data.federation import Federation
-    >>> from archipel.learning.networks import Network
-    >>> from archipel.learning.tasks import classification
-    >>> from archipel.fit import fit
+    >>> from archipel import SGD, Federation, Network, classification, fit
     >>> x = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
     >>> y = (x[:, 0] > 0).long()
     >>> islands = Federation.from_arrays([(x + 1, y), (x - 1, 1 - y)])

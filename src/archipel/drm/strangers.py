@@ -82,12 +82,7 @@ class Watch:
         normals: N(m_i, S_i), a batch of m.
         held_out: ``(N,)`` scores of held-out examples.
 
-    >>> from archipel.learning.sgd import SGD
-    >>> from archipel.algorithms.fedspm import FedSPM
-    >>> from archipel.data.federation import Federation
-    >>> from archipel.learning.networks import Network
-    >>> from archipel.learning.tasks import classification
-    >>> from archipel.fit import fit
+    >>> from archipel import SGD, FedSPM, Federation, Network, classification, fit
     >>> x = torch.randn(400, 2, generator=torch.Generator().manual_seed(0))
     >>> y = (x[:, 0] > 0).long()
     >>> islands = Federation.from_arrays([(x + 4, y), (x - 4, 1 - y)], validation=0.2)
