@@ -16,8 +16,8 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	MYPYPATH=src $(BIN)/mypy --config-file tests/mypy.ini tests
-	MYPYPATH=src $(BIN)/mypy --config-file tests/mypy.ini benchmarks
+	MYPYPATH=src:serve/src $(BIN)/mypy --config-file tests/mypy.ini tests
+	MYPYPATH=src:serve/src $(BIN)/mypy --config-file tests/mypy.ini benchmarks
 	$(BIN)/lint-imports --no-cache --no-logo
 
 # Long tests, marked `soak`, which `make test` leaves out; the results go to docs/results/soak.md.
@@ -56,9 +56,9 @@ results: $(READY)
 	cp results/theorem1/theorem1.png results/strangers/strangers.png results/speed/speed.png docs/figures/
 	cp results/routing.png results/consensus-paths.png results/em/em-field.png results/em/em-regimes.png docs/figures/
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml serve/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e serve -e '.[dev]'
 	touch $@
 
 clean:
