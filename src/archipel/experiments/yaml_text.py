@@ -12,8 +12,8 @@ MAX_BYTES = 1_000_000
 """The largest file that is read."""
 MAX_DEPTH = 32
 """How deep sections may lie in one another."""
-MAX_VALUES = 100_000
-"""How many values a file may stand for, aliases written out."""
+MAX_VALUES = 10_000
+"""How many values a file may stand for, aliases written out. PyYAML reads some 10,000 in a second."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -23,6 +23,7 @@ class _Loader(yaml.SafeLoader):
     """
 
     depth = 0
+    values = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
@@ -32,6 +33,11 @@ class _Loader(yaml.SafeLoader):
             )
         if self.depth >= MAX_DEPTH:
             raise yaml.MarkedYAMLError(problem=f"sections lie deeper than {MAX_DEPTH}", problem_mark=event.start_mark)
+        self.values += 1
+        if self.values > MAX_VALUES:  # before the rest is read
+            raise yaml.MarkedYAMLError(
+                problem=f"it holds more than {MAX_VALUES:,} values", problem_mark=event.start_mark
+            )
         self.depth += 1
         try:
             return super().compose_node(parent, index)
