@@ -12,13 +12,14 @@ from archipel import SGD, FedAvg, FedEM, Federation, Run, classification, fit
 from archipel.core import keys
 from archipel.core.trees import leaves
 from archipel.data import Inputs, compose, natural
-from archipel.data.features import as_stored, column_names
+from archipel.data.features import as_stored
 from archipel.data.shifts.feature_shifts import Affine
 from archipel.data.sources.folders import client_files
 from archipel.em.estimators import FederatedFactorModel, FederatedGaussianMixture, FederatedRegressionMixture
 from archipel.em.starts import KMeansPlusPlus
 from archipel.families.factor import FactorModel
 from archipel.families.gaussian import GaussianMixture
+from archipel_serve.columns import column_names
 
 X = pd.DataFrame({"age": [60.0, 70.0, 65.0, 65.0], "sbp": [120.0, 130.0, 125.0, 125.0]})
 Y = [0, 1, 0, 1]

@@ -12,13 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from archipel.data.arrays import Kind, Values, as_text
+from archipel.data.arrays import Values
 from archipel.data.client import Client, fingerprint
 from archipel.data.features import read_features
 from archipel.data.federation_folder import read_federation, write_federation
 from archipel.data.inputs import Inputs
 from archipel.data.labels import read_labels
 from archipel.data.partitions.splits import check_fractions, train_test_split
+from archipel_serve.arrays import as_text
+from archipel_serve.preparation import Kind
 
 
 @dataclass(frozen=True, eq=False)

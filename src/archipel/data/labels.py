@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from archipel.data.arrays import Array, Values, as_array, as_numbers, as_text
+from archipel.data.arrays import Values
 from archipel.data.features import as_stored
+from archipel_serve.arrays import Array, as_array, as_numbers, as_text
 
 
 def read_labels(

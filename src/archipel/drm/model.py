@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from archipel.core.checks import above_zero, at_least_zero, kind_of, positive_int
-from archipel.data.arrays import Array, Values
+from archipel.data.arrays import Values
 from archipel.drm.objectives import normalising
 from archipel.drm.points import Basis, as_float64, as_points, features_of, refuse_not_finite
 from archipel.drm.separation import Separation
 from archipel.drm.tilts import fit_tilts
+from archipel_serve.arrays import Array
 
 
 def linear(x: Values) -> Tensor:

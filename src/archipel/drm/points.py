@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from archipel.data.arrays import Values, as_array
+from archipel.data.arrays import Values
+from archipel_serve.arrays import as_array
 
 Basis = Callable[[Tensor], Tensor]
 """h: float64 points (n, …) to features (n, d). A torch module gets points in the dtype of its parameters."""

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from archipel.data.features import check_same_features
 from archipel.data.files.arrays import read_npz
 from archipel.data.files.clients import client_files_in, read_examples
+from archipel_serve.columns import check_same_features
 
 Matrix = NDArray[np.float64]
 

@@ -13,12 +13,12 @@ from sklearn.utils.validation import check_array, validate_data
 from torch import Tensor
 
 from archipel.core.trees import Tree
-from archipel.data.arrays import as_text, has_masks, stacked, unmasked
 from archipel.data.client import Client
-from archipel.data.features import check_same_features, column_names
 from archipel.data.federation import Federation
 from archipel.data.inputs import Inputs
 from archipel.families.family import Family
+from archipel_serve.arrays import as_text, has_masks, stacked, unmasked
+from archipel_serve.columns import check_same_features, column_names
 
 Table = NDArray[np.float64]
 Tables = dict[str, Table]

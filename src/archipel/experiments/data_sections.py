@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from archipel.data.arrays import Kind
 from archipel.data.partitions.by_name import check_partition
 from archipel.data.shifts.compose import make_shift
 from archipel.data.shifts.shift import Shift
 from archipel.experiments.sections import Fraction, Positive, Section, Seed
+from archipel_serve.preparation import Kind
 
 TABLES = ("breast-cancer", "wine", "iris", "diabetes")
 

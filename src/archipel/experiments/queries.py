@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from archipel.data.arrays import Array
 from archipel.data.files.clients import EXAMPLES, read_examples
 from archipel.data.files.images import IMAGES, read_image
 from archipel.data.inputs import Inputs
+from archipel_serve.arrays import Array
 
 LABEL = "y"
 """The column of labels in the tables that clients train on."""

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from archipel.algorithm import Algorithm, HasRoutingPrior
 from archipel.core.trees import Tree
-from archipel.data.arrays import unmasked
 from archipel.runs.facts import Facts
+from archipel_serve.arrays import unmasked
 
 Prior = Literal["uniform"] | Sequence[float] | Tensor
 """Shares of the clients among queries."""

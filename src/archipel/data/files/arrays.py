@@ -8,8 +8,8 @@ from typing import IO
 
 import numpy as np
 
-from archipel.data.arrays import Array
 from archipel.data.files.guard import check_unpacked, readable
+from archipel_serve.arrays import Array
 
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,

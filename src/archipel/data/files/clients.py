@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from archipel.data.arrays import Array
 from archipel.data.files.arrays import read_npy, read_npz
 from archipel.data.files.tables import Table, read_parquet, read_text
+from archipel_serve.arrays import Array
 
 EXAMPLES = (".npz", ".npy", ".csv", ".tsv", ".parquet")
 

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
 
 from archipel.data.files.guard import readable
-from archipel.data.pixels import GREY, check, decode
+from archipel_serve.pixels import GREY, check, decode, open_image
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".ppm", ".pgm")
 REMEDY = "Save it as an upright PNG or JPEG with 8 bits a channel, or take it away."
@@ -16,7 +15,7 @@ _ORIENTATION = 0x0112
 
 
 def read_image(file: Path) -> NDArray[np.uint8]:
-    """Decode an image file as `archipel.data.pixels.decode` does.
+    """Decode an image file as `archipel_serve.pixels.decode` does.
 
     Args:
         file: an image of one of the types in `IMAGES`.
@@ -27,7 +26,7 @@ def read_image(file: Path) -> NDArray[np.uint8]:
     Raises:
         ValueError: not an image, a damaged one, or one of unknown range; the message names the file.
     """
-    with readable(file, REMEDY), _opened(file) as image:
+    with readable(file, REMEDY), open_image(file) as image:
         return decode(image)
 
 
@@ -37,15 +36,8 @@ def image_form(file: Path) -> tuple[bool, int, int]:
     Raises:
         ValueError: as `read_image`, as far as a header tells.
     """
-    with readable(file, REMEDY), _opened(file) as image:
+    with readable(file, REMEDY), open_image(file) as image:
         check(image)
         turned = image.getexif().get(_ORIENTATION) in _TURNED
         height, width = (image.width, image.height) if turned else (image.height, image.width)
         return image.mode in GREY, height, width
-
-
-def _opened(file: Path) -> Image.Image:
-    try:
-        return Image.open(file)
-    except UnidentifiedImageError as error:
-        raise ValueError("it isn't an image of a known type") from error

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from archipel.data.arrays import Array
+from archipel_serve.arrays import Array
 
 MOST_STEPS = 2_000_000
 ARRAY = object()  # in place of the class numpy.ndarray

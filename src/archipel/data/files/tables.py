@@ -11,8 +11,8 @@ from typing import TextIO
 
 import numpy as np
 
-from archipel.data.arrays import Array
 from archipel.data.files.guard import check_unpacked, readable
+from archipel_serve.arrays import Array
 
 GAPS = ("", "na", "n/a", "nan", "null", "none", "?")
 """How a missing value is written in text, in any case."""

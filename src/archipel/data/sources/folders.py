@@ -7,13 +7,16 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from archipel.data.arrays import Array, Kind, as_numbers, batch_of, guess_kind
-from archipel.data.features import as_stored, check_same_features
+from archipel.data.arrays import batch_of, guess_kind
+from archipel.data.features import as_stored
 from archipel.data.files.clients import client_files_in, read_examples
 from archipel.data.files.images import image_form
 from archipel.data.labels import read_labels, refuse_twins
 from archipel.data.sources.image_cache import mapped_images
 from archipel.data.sources.source import Source, codes_tensor, content_checksum
+from archipel_serve.arrays import Array, as_numbers
+from archipel_serve.columns import check_same_features
+from archipel_serve.preparation import Kind
 
 Size = int | tuple[int, int]
 

@@ -6,11 +6,12 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from archipel.data.arrays import Array, Kind, as_array, as_text
 from archipel.data.features import as_stored
 from archipel.data.labels import read_labels
 from archipel.data.sources.folders import pooled, read_array
 from archipel.data.sources.source import Source, codes_tensor, content_checksum
+from archipel_serve.arrays import Array, as_array, as_text
+from archipel_serve.preparation import Kind
 
 BATCH = 1024  # rows that are decoded at a time
 

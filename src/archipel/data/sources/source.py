@@ -12,10 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from archipel.data.arrays import Array, Kind, in_chunks
+from archipel.data.arrays import in_chunks
 from archipel.data.client import Client
 from archipel.data.inputs import Inputs
-from archipel.data.pixels import Resizing
+from archipel_serve.arrays import Array
+from archipel_serve.pixels import Resizing
+from archipel_serve.preparation import Kind
 
 
 @dataclass(frozen=True, eq=False)
