@@ -26,6 +26,14 @@ Imports = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of tables.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Delete the run that is in the folder and start again.")]
+PositiveClass = Annotated[
+    str | None,
+    typer.Option("--positive", help="The positive one of two classes; default: the second.", show_default=False),
+]
+WithLocal = Annotated[
+    bool,
+    typer.Option("--local", help="Train each site alone, once, in RUN/local, and show it beside the method."),
+]
 DataDir = Annotated[
     Path | None,
     typer.Option("--data-dir", help="The folder that holds the files; default: $ARCHIPEL_DATA.", show_default=False),

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from archipel.cli.console import echo, out, say, tell
-from archipel.cli.options import AsJson, Folder, Fresh, Imports, Settings, What, import_all
+from archipel.cli.options import (
+    AsJson,
+    Folder,
+    Fresh,
+    Imports,
+    PositiveClass,
+    Settings,
+    What,
+    WithLocal,
+    import_all,
+)
 
 if TYPE_CHECKING:
     from archipel.runs.routing import Prior
@@ -62,19 +72,34 @@ def show(what: What, settings: Settings = None, imports: Imports = None) -> None
     echo(to_yaml(read_config(what, settings or [])), nl=False)
 
 
-def evaluate(folder: Folder, as_json: AsJson = False, imports: Imports = None) -> None:
-    """Evaluate the last model of a run again, on the run's data."""
-    from archipel.experiments.running import reevaluate
+def evaluate(
+    folder: Folder,
+    as_json: AsJson = False,
+    positive: PositiveClass = None,
+    local: WithLocal = False,
+    imports: Imports = None,
+) -> None:
+    """Evaluate the last model of a run on the run's data: metrics with 95 % intervals for each site and pooled."""
+    from archipel.experiments.assessing import assessed
     from archipel.reports.run_tables import clients_table, metrics_table
+    from archipel.reports.site_tables import HOW, site_tables
 
     import_all(imports)
-    found, evaluation = reevaluate(folder)
-    recorded = found.metrics
+    found, evaluation = assessed(folder, positive=positive, local=local)
+    recorded, sites = found.metrics, evaluation.sites
     if as_json:
         record = {"run": str(folder), "round": len(found.history), "metrics": evaluation.metrics}
-        echo(json.dumps(record | {"recorded": recorded, "clients": evaluation.clients}))
+        counted = None if sites is None else sites.to_json()
+        echo(json.dumps(record | {"recorded": recorded, "clients": evaluation.clients, "sites": counted}))
         return
     out.print(metrics_table(evaluation.metrics), clients_table(evaluation.clients))
+    if sites is not None:
+        out.print(*site_tables(sites, out.width))
+        out.print(HOW, markup=False, highlight=False)
+        for line in sites.warnings:
+            tell(f"Warning: {line}")
+        if "Local" not in sites.models:
+            tell(f"To compare with each site's training alone: archipel evaluate {folder} --local")
     different = [name for name, value in evaluation.metrics.items() if recorded.get(name, value) != value]
     if evaluation.metrics and not recorded:
         tell("Training recorded no metrics: it ended before its first evaluation.")

@@ -1,3 +1,4 @@
+from archipel.experiments.assessing import assessed as assessed
 from archipel.experiments.building import build as build
 from archipel.experiments.building import federation_from as federation_from
 from archipel.experiments.config import RunConfig as RunConfig

@@ -40,6 +40,8 @@ OURS = (
     "checkpoint.old",
     "diverged",
     "figures",
+    "evaluation.json",
+    "local",
 )
 
 
@@ -152,8 +154,12 @@ def rounds_done(config: RunConfig, folder: Path) -> int:
     return checkpoint.round
 
 
-def reevaluate(folder: Path) -> tuple[Run, Evaluation]:
+def reevaluate(folder: Path, positive: str | None = None) -> tuple[Run, Evaluation]:
     """Return a run, and the evaluation of its last model on its federation, which is built again.
+
+    Args:
+        folder: of the run.
+        positive: the positive one of two classes, for metrics of sites; ``None``: the second.
 
     Raises:
         ValueError: the data are not those it was trained on.
@@ -163,7 +169,7 @@ def reevaluate(folder: Path) -> tuple[Run, Evaluation]:
     advice = "Files that were changed, or another version of NumPy, make other data."
     _check_data(checkpoint, federation, folder, advice)
     run = load(folder)
-    return run, run.evaluate(federation, config.setting)
+    return run, run.evaluate(federation, config.setting, positive)
 
 
 def _check_data(checkpoint: Checkpoint, federation: Federation, folder: Path, advice: str) -> None:

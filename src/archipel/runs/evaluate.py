@@ -26,6 +26,7 @@ from archipel.data.federation import Federation
 from archipel.engines.setting import DEFAULT, Setting
 from archipel.runs.answers import PIECE, AnswerSteps, Ballot, Questions, embed, most_likely, positions
 from archipel.runs.calibration import calibration_error, gaps
+from archipel.runs.metrics.assessment import Assessment, assess
 
 log = logging.getLogger("archipel")
 VOTES = 10**8
@@ -65,10 +66,13 @@ class Evaluation:
         metrics: by name.
         clients: a row for each client: name, sizes, its own accuracy (or rmse) and, for routers, the share of its test
             examples that were sent to it (``routed``).
+        sites: metrics with intervals for each site and pooled, from counts (:func:`archipel.runs.metrics.assess`); only
+            if they were asked for, as :meth:`archipel.Run.evaluate` does.
     """
 
     metrics: dict[str, float]
     clients: list[dict[str, Any]]
+    sites: Assessment | None = None
 
 
 @dataclass(frozen=True)
@@ -126,6 +130,8 @@ def evaluate(
     federation: Federation,
     key: Tensor,
     setting: Setting = DEFAULT,
+    sites: bool = False,
+    positive: str | None = None,
 ) -> Evaluation:
     """Evaluate all enrolled clients, without any effect on states or on random numbers of training.
 
@@ -139,6 +145,8 @@ def evaluate(
         federation: the federation whose test examples are the queries.
         key: decides what methods draw when they adapt.
         setting: where the server's part is computed.
+        sites: also ask each site for counts, and compute metrics with intervals from them.
+        positive: for these, the positive one of two classes; ``None``: the second.
 
     Returns:
         The evaluation. Its metrics are empty if the algorithm doesn't predict or the federation has no test examples.
@@ -226,7 +234,8 @@ def evaluate(
         )
     for i, score in zip(kept.nonzero()[:, 0].tolist(), scores[kept].tolist(), strict=True):
         table[i][unit] = score**0.5 if pool.regression else score
-    return Evaluation(metrics, table)
+    counted = assess(algorithm, server, clients, federation, key, positive=positive) if sites else None
+    return Evaluation(metrics, table, counted)
 
 
 def _personal(algorithm: Algorithm, server: Tree, clients: Clients) -> bool:

@@ -83,7 +83,7 @@ class Run:
         found = self.history[-1].get("metrics", {}) if self.history else {}
         return dict(found)
 
-    def evaluate(self, federation: Federation, setting: Setting = DEFAULT) -> Evaluation:
+    def evaluate(self, federation: Federation, setting: Setting = DEFAULT, positive: str | None = None) -> Evaluation:
         """Evaluate the last models on the test examples of a federation, without any training.
 
         On the federation of the training, the result is that of the last round. With other test examples of the same
@@ -93,9 +93,10 @@ class Run:
             federation: the run's clients, in the same order, with the examples to evaluate on. Methods that adapt
                 before they answer adapt to its training examples.
             setting: how the evaluation is carried out.
+            positive: the positive one of two classes, for ``sites``; ``None``: the second.
 
         Returns:
-            The metrics, and a row for each client; averages have the weights n_i/n of the training.
+            The metrics, a row for each client, and ``sites`` with intervals; averages have the weights n_i/n.
 
         Raises:
             ValueError: the federation has other clients, or examples or targets of another form.
@@ -119,7 +120,7 @@ class Run:
             everyone = torch.arange(len(self.facts.names))
             clients = Handle(carrier, everyone, torch.tensor(self.facts.sizes), last, self.rounds, Ledger())
             key = keys.fold(keys.key(self.seed), "eval", last)
-            return evaluate(self.algorithm, self.server, clients, federation, key, setting)
+            return evaluate(self.algorithm, self.server, clients, federation, key, setting, True, positive)
         finally:
             carrier.close()
             torch.set_num_threads(threads)
@@ -171,8 +172,7 @@ class Run:
                 f"{type(self.algorithm).__name__} has no model that answers queries: it fits a distribution. Ask its "
                 "family, as in run.algorithm.family.posterior(run.server['theta'], {'x': x})."
             )
-        queries = self.facts.inputs.prepare(x)
-        n = len(queries)
+        n = len(queries := self.facts.inputs.prepare(x))
         if client is not None:
             index = self._index(client)
             return self._prediction(self._ask(index, queries), [self.facts.names[index]] * n)
