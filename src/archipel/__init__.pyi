@@ -37,8 +37,8 @@ from archipel.learning.tasks import regression as regression
 from archipel.runs.callbacks import Moment as Moment
 from archipel.runs.evaluate import Evaluation as Evaluation
 from archipel.runs.evaluate import evaluate as evaluate
+from archipel.runs.prediction import Prediction as Prediction
 from archipel.runs.routing import Routing as Routing
-from archipel.runs.run import Prediction as Prediction
 from archipel.runs.run import Run as Run
 
 __version__: str

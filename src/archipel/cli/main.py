@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from archipel.cli import data, demo, em, runs
+from archipel.cli import data, deciding, demo, em, runs
 from archipel.cli.bench import app as bench
 from archipel.cli.console import prepare
 from archipel.cli.errors import Commands
@@ -32,6 +32,7 @@ app.command("list")(runs.list_)
 app.command()(runs.show)
 app.command()(runs.evaluate)
 app.command()(runs.route)
+app.command()(deciding.report)
 app.command()(demo.demo)
 app.command()(em.em)
 app.add_typer(data.app, name="data")

@@ -57,19 +57,19 @@ def local_config(config: RunConfig) -> RunConfig:
     2
     """
     settings = config.model_dump()
-    solver = _solver(config.algorithm)
+    solver = solver_of(config.algorithm)
     settings["algorithm"] = {"name": LOCAL} | ({} if solver is None else {"local": solver})
     settings |= {"refit": "never", "evaluate_every": None, "groups": None}
     return validate(settings, "training alone")
 
 
-def _solver(method: MethodSection) -> dict[str, Any] | None:
-    """Return the solver that a method trains local models with: its own, or that of the method inside it."""
+def solver_of(method: MethodSection) -> dict[str, Any] | None:
+    """Return the settings of the solver that trains a method's local models: its own, or its inner method's."""
     values = [getattr(method, name) for name in type(method).model_fields]
     for value in values:
         if isinstance(value, SolverSection):
             return value.model_dump()
     for value in values:
-        if isinstance(value, MethodSection) and (found := _solver(value)) is not None:
+        if isinstance(value, MethodSection) and (found := solver_of(value)) is not None:
             return found
     return None

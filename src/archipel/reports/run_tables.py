@@ -8,8 +8,8 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from archipel.runs.prediction import Prediction
 from archipel.runs.routing import Routing
-from archipel.runs.run import Prediction
 
 METRICS = {
     "system": "queries of all clients, each routed",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,24 +25,10 @@ from archipel.runs.answers import PIECE, Ballot, answer, answering, embed, most_
 from archipel.runs.evaluate import Evaluation, evaluate
 from archipel.runs.facts import Facts
 from archipel.runs.identity import frozen_digest
+from archipel.runs.prediction import Prediction
 from archipel.runs.routing import Prior, Routing, reweighted, reweighting
 from archipel.states.checkpoint import Checkpoint
 from archipel.states.table import States
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """Answers to queries.
-
-    Args:
-        values: ``(n, K)`` class probabilities, or ``(n, outputs)`` values of a regression.
-        labels: the name of each query's most likely class; ``None`` for a regression.
-        answered_by: who answered each query: a client's name, ``"global model"`` or ``"vote"``.
-    """
-
-    values: Tensor
-    labels: list[str] | None
-    answered_by: list[str]
 
 
 @dataclass(repr=False)
@@ -112,6 +98,12 @@ class Run:
         >>> run.evaluate(islands).metrics == run.metrics
         True
         """
+        with self.asking(federation, setting) as (clients, key):
+            return evaluate(self.algorithm, self.server, clients, federation, key, setting, True, positive)
+
+    @contextmanager
+    def asking(self, federation: Federation, setting: Setting = DEFAULT) -> Iterator[tuple[Handle, Tensor]]:
+        """Yield a handle on the clients, to ask for counts of held-out data, and the key of the last evaluation."""
         self.facts.check(federation)
         last, threads = max(len(self.history) - 1, 0), torch.get_num_threads()
         torch.set_num_threads(1)  # as in training, so that sums are rounded in the same way
@@ -119,8 +111,7 @@ class Run:
         try:
             everyone = torch.arange(len(self.facts.names))
             clients = Handle(carrier, everyone, torch.tensor(self.facts.sizes), last, self.rounds, Ledger())
-            key = keys.fold(keys.key(self.seed), "eval", last)
-            return evaluate(self.algorithm, self.server, clients, federation, key, setting, True, positive)
+            yield clients, keys.fold(keys.key(self.seed), "eval", last)
         finally:
             carrier.close()
             torch.set_num_threads(threads)

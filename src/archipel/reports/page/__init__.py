@@ -1,0 +1,1 @@
+"""Reports on runs as pages."""
