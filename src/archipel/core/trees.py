@@ -314,6 +314,32 @@ class Sum:
                 total.add_(torch.tensordot(rows.to(t.device), t.to(torch.float64), dims=1))
         self.weight += sum(weights)
 
+    def merge(self, other: Sum) -> None:
+        """Add another sum, which has trees of the same form."""
+        if self._like is None:
+            self.weight, self._totals, self._like = other.weight, other._totals, other._like
+        elif other._like is not None:
+            foreach_add_(self._totals, other._totals, alpha=1)
+            self.weight += other.weight
+
+    @property
+    def like(self) -> Tree:
+        """The form of the trees: their leaves without rows; ``None`` if none was added."""
+        return self._like
+
+    def packed(self) -> Tensor:
+        """Return Σ w_i · tree_i as one vector of float64."""
+        return torch.cat([torch.empty(0, dtype=torch.float64), *(total.flatten() for total in self._totals)])
+
+    @classmethod
+    def unpacked(cls, like: Tree, values: Tensor, weight: float) -> Sum:
+        """Return the sum of trees of this form that :meth:`packed` made a vector."""
+        total, shapes = cls(), [leaf.shape[1:] for leaf in leaves(like)]
+        parts = values.split([shape.numel() for shape in shapes])
+        total.weight, total._like = weight, like
+        total._totals = [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+        return total
+
     def total(self) -> Tree:
         """Return Σ w_i · tree_i in the dtype of each leaf."""
         return self._scaled(1.0)

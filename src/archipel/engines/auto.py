@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from archipel.algorithm import Algorithm, Step
@@ -16,11 +17,15 @@ from archipel.core.trees import Tree, decoded
 from archipel.data.federation import Federation
 from archipel.engines.batched import Batched
 from archipel.engines.carrier import Carrier, log
+from archipel.engines.group import meet, told_by
 from archipel.engines.loop import Loop
 from archipel.engines.operation_counter import LARGE, OperationCounter
 from archipel.engines.outcome import Outcome, WroteIntoInputsError, step_name
 from archipel.engines.pool.processes import Processes
+from archipel.engines.rank_kernels import BatchedShards
+from archipel.engines.ranks import Ranks
 from archipel.engines.setting import DEFAULT, Setting
+from archipel.engines.shards import owners
 from archipel.engines.wire import Wire
 from archipel.learning.contents import find_modules
 from archipel.states.table import States
@@ -61,6 +66,8 @@ def choose(
         if not setting.on_cpu:
             several = replace(setting, workers=setting.workers or torch.cuda.device_count())
         return Processes(algorithm, federation, several, states, kernel="loop" if apart else "batched"), given
+    if engine == "distributed":
+        return _distributed(algorithm, federation, setting, states)
     if engine == "wire":
         return Wire(algorithm, federation, setting, states), given
     alone = replace(setting, workers=1)
@@ -71,6 +78,22 @@ def choose(
     if not setting.on_cpu:
         return Batched(algorithm, federation, alone, states), "a GPU: clients in batches"
     return Auto(algorithm, federation, several, states), "each step by the size of its operations"
+
+
+def _distributed(algorithm: Algorithm, federation: Federation, setting: Setting, states: States) -> tuple[Carrier, str]:
+    """Make the carrier of a rank, whose steps run by the engine ``setting.within``."""
+    meet()
+    within = setting.within
+    inside = replace(setting, engine=within, workers=setting.workers or 1)
+    if within == "auto" and not _one_by_one(algorithm, federation, setting):
+        inner: Carrier = AutoRank(algorithm, federation, inside, states)
+        why = "each step by the size of its operations"
+    elif within == "batched":
+        inner, why = BatchedShards(algorithm, federation, inside, states), "chosen by the user"
+    else:
+        inner, why = choose(algorithm, federation, inside, states)
+    ranks = Ranks(federation, states, inner)
+    return ranks, f"{ranks.number} ranks; within each: {why}"
 
 
 def _cores() -> int:
@@ -112,7 +135,8 @@ class Auto:
     ) -> None:
         self.states = states or States(federation.sizes)
         self._loop = Loop(algorithm, federation, setting, self.states)
-        self._batched = Batched(algorithm, federation, setting, self.states)
+        self._batched = self._batches(algorithm, federation, setting, self.states)
+        self._federation = federation
         self._smallest = int(federation.sizes.argmin())
         self._chosen: dict[str, Loop | Batched] = {}
 
@@ -136,15 +160,33 @@ class Auto:
                 return
         yield from self._chosen[name].run(step, message, ids, key, training=training)
 
+    _batches: type[Batched] = Batched
+
     def _choice(self, step: Step, message: Tree, key: Tensor, training: bool) -> Loop | Batched:
-        with OperationCounter() as counted:
-            self._loop.compute(step, decoded(message), self._smallest, key, training)
-        large = counted.largest >= LARGE
+        number, largest = self._counted(step, message, key, training)
+        large = largest >= LARGE
         log.info(
             "%s: %d operations a client, the largest of %.2g floating-point operations: %s.",
             step_name(step),
-            counted.number,
-            counted.largest,
+            number,
+            largest,
             f"one by one on {self._loop.workers} threads" if large else "in batches",
         )
         return self._loop if large else self._batched
+
+    def _counted(self, step: Step, message: Tree, key: Tensor, training: bool) -> tuple[int, float]:
+        """Return the number of operations of the smallest client's step, and the size of the largest."""
+        with OperationCounter() as counted:
+            self._loop.compute(step, decoded(message), self._smallest, key, training)
+        return counted.number, counted.largest
+
+
+class AutoRank(Auto):
+    """:class:`Auto` for a rank: the rank that has the smallest client counts for all."""
+
+    _batches = BatchedShards
+
+    def _counted(self, step: Step, message: Tree, key: Tensor, training: bool) -> tuple[int, float]:
+        count = super()._counted
+        owner = owners(self._federation.sizes, dist.get_world_size())[self._smallest]
+        return told_by(int(owner), lambda: count(step, message, key, training))

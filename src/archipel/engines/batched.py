@@ -172,9 +172,13 @@ class Batched:
             everyone = bool(kept.all())
             self.states.write(ids if everyone else ids[kept], states if everyone else row(states, kept))
 
+    def _clients(self) -> Sequence[int]:
+        """Return the clients whose data may be read here."""
+        return range(len(self._counts))
+
     def _extremes(self) -> Tensor:
-        """Return the smallest and the largest of all clients: padding harms the smallest most."""
-        by_size = sorted(range(len(self._counts)), key=self._counts.__getitem__)
+        """Return the smallest and the largest client: padding harms the smallest most."""
+        by_size = sorted(self._clients(), key=self._counts.__getitem__)
         return torch.tensor(sorted({by_size[0], by_size[-1]}))
 
     def _probe(self, step: Step, message: Tree, ids: Tensor, key: Tensor, training: bool) -> bool:
@@ -217,9 +221,10 @@ class Batched:
     def _table(self, part: str) -> _Rows | None:
         """Return every client's columns of one part; ``None`` if no client has any."""
         if part not in self._tables:
-            columns = [getattr(client, part) for client in self.federation.clients]
-            present = any(c is not None and len(c["x"]) for c in columns)
-            self._tables[part] = _Rows.of(columns, self.setting) if present else None
+            held, own = [getattr(client, part) for client in self.federation.clients], set(self._clients())
+            longest = max((len(columns["x"]) for columns in held if columns is not None), default=0)
+            columns = [columns if i in own else None for i, columns in enumerate(held)]
+            self._tables[part] = _Rows.of(columns, longest, self.setting) if longest else None
         return self._tables[part]
 
 
@@ -240,13 +245,13 @@ class _Rows:
     longest: int
 
     @classmethod
-    def of(cls, clients: Sequence[dict[str, Tensor] | None], setting: Setting) -> _Rows:
+    def of(cls, clients: Sequence[dict[str, Tensor] | None], longest: int, setting: Setting) -> _Rows:
         first = next(columns for columns in clients if columns)
         nothing = {name: column[:0] for name, column in first.items()}
         parts = [columns or nothing for columns in clients]
         counts = torch.tensor([len(columns["x"]) for columns in parts])
         joined = {name: setting.to_device(torch.cat([columns[name] for columns in parts])) for name in nothing}
-        return cls(joined, counts, counts.cumsum(0) - counts, int(counts.max()))
+        return cls(joined, counts, counts.cumsum(0) - counts, longest)
 
     def rows(self, ids: Tensor) -> Examples:
         """Return these clients' examples, ``(k, N, …)``: a view if that is possible, else row windows."""

@@ -17,6 +17,8 @@ from archipel.core.torch_internals import version
 from archipel.core.trees import PerClient, Sum, Tree, flatten, leaves, nbytes, row, tree_map
 from archipel.engines.carrier import Carrier
 from archipel.engines.outcome import Outcome, step_name
+from archipel.engines.ranks import Ranks
+from archipel.engines.shards import ShardedSum, merged, shards_of
 
 OnError = Literal["stop", "drop"]
 
@@ -85,6 +87,7 @@ class Handle:
         enrolled: the clients of ``everyone``, in rising order; ``None``: all.
         names: the clients', for messages.
         on_error: whether an exception of a client's step stops the run, or drops the client from the round.
+        shards: ``(m,)`` the shard of each client, which orders sums; ``None``: found by the sizes.
     """
 
     carrier: Carrier
@@ -98,6 +101,7 @@ class Handle:
     enrolled: Tensor | None = None
     names: Sequence[str] = ()
     on_error: OnError = "stop"
+    shards: NDArray[np.int64] | None = None
 
     @property
     def population(self) -> int:
@@ -129,7 +133,7 @@ class Handle:
         return self._collected(outcome for outcome in outcomes if self._sound(step, outcome))
 
     def apply(self, step: Step, message: Tree, key: Tensor) -> None:
-        for _ in self._run(step, message, key):
+        for _ in self._run(step, message, key, apart=True):
             pass
 
     def sum(self, step: Step, message: Tree, key: Tensor, weights: Weights = "examples") -> Tree:
@@ -145,13 +149,16 @@ class Handle:
         return _home(total.mean()), total.weight / float(self._weights(self.everyone.ids, weights).sum())
 
     def _summed(self, step: Step, message: Tree, key: Tensor, weights: Weights, mean: bool = False) -> Sum:
-        total = Sum()
-        for outcome in self._run(step, message, key):
+        shards = shards_of(self.sizes) if self.shards is None else self.shards
+        ranks = self.carrier if isinstance(self.carrier, Ranks) else None
+        summed = ShardedSum(shards) if ranks is None else ShardedSum(shards, ranks.first, ranks.end)
+        for outcome in self._run(step, message, key, apart=True):
             ids, replies = _usable(outcome)
-            if ids:
-                if not total.weight:
+            if ids and not outcome.elsewhere:
+                if summed.empty:
                     _check_numbers(step, replies, mean)
-                total.add(replies, self._weights(ids, weights).tolist())
+                summed.add(ids, replies, self._weights(ids, weights).tolist())
+        total = merged(summed.branches()) if ranks is None else ranks.joined(summed.branches())
         if total.weight == 0:
             raise NoReplyError(self._nobody())
         return total
@@ -177,7 +184,8 @@ class Handle:
         places = np.asarray(ids)
         return np.ones_like(places) if weights == "uniform" else self.sizes.numpy()[places]
 
-    def _run(self, step: Step, message: Tree, key: Tensor) -> Iterator[Outcome]:
+    def _run(self, step: Step, message: Tree, key: Tensor, apart: bool = False) -> Iterator[Outcome]:
+        """Run a training step and yield sound outcomes; ``apart``: those of other ranks without their replies."""
         present = []
         for client in self.ids.tolist():
             if self.answers is None or self.answers(self.round, client):
@@ -185,7 +193,11 @@ class Handle:
             else:
                 self.ledger.dropped[client] = "no answer"
         self.ledger.send(message, self.ids.tolist())
-        for outcome in self.carrier.run(step, message, present, key, training=True):
+        if apart and isinstance(self.carrier, Ranks):
+            outcomes = self.carrier.run_apart(step, message, present, key)
+        else:
+            outcomes = self.carrier.run(step, message, present, key, training=True)
+        for outcome in outcomes:
             self.ledger.receive(outcome)
             if self._sound(step, outcome):
                 yield outcome
@@ -215,7 +227,7 @@ def _last_line(error: Exception) -> str:
 def _usable(outcome: Outcome) -> tuple[Sequence[int], Tree]:
     """Return the ids and the replies of clients whose replies can be used."""
     kept = outcome.usable.tolist()
-    if all(kept):
+    if all(kept) or outcome.elsewhere:
         return outcome.ids, outcome.replies
     return list(compress(outcome.ids, kept)), row(outcome.replies, outcome.usable)
 

@@ -29,6 +29,7 @@ class Outcome:
         reply_bytes: bytes of one client's reply as it is sent.
         largest: ``(k,)`` the largest absolute value of each reply.
         error: what the step raised; there are no replies then.
+        elsewhere: whether another rank has the replies.
     """
 
     ids: Sequence[int]
@@ -37,6 +38,7 @@ class Outcome:
     reply_bytes: int
     largest: Tensor
     error: Exception | None = None
+    elsewhere: bool = False
 
     @classmethod
     def failed(cls, ids: Sequence[int], error: Exception) -> Outcome:

@@ -19,7 +19,8 @@ from archipel.learning.compiling import Compile, ForwardOptions, MemoryFormat
 from archipel.states.placement import Placement
 from archipel.states.table import States
 
-EngineName = Literal["auto", "loop", "threads", "batched", "processes", "wire"]
+Within = Literal["auto", "loop", "threads", "batched"]
+EngineName = Literal["auto", "loop", "threads", "batched", "processes", "wire", "distributed"]
 Engine = EngineName | Callable[[Algorithm, Federation, Any, States], Carrier]
 Precision = Literal["float32", "bfloat16"]
 
@@ -34,8 +35,10 @@ class Setting:
         engine: who runs the clients' steps. ``"auto"``: chosen by the model and by the size of a step's operations, and
             told in the log; ``"loop"``: one client after another; ``"threads"``: one client a thread;
             ``"batched"``: a chunk of clients as one computation; ``"processes"``: one client or a chunk in each of
-            several worker processes; ``"wire"``: everything as bytes, for tests; or a function
+            several worker processes; ``"wire"``: everything as bytes, for tests; ``"distributed"``: each client in one
+            of the processes that torchrun has started, on one machine or several; or a function
             ``(algorithm, federation, setting, states) → Carrier``.
+        within: who runs the steps inside each process of a distributed run.
         workers: threads or processes, at most; ``None``: one a core, or one a GPU, where several pay.
         device: where steps compute: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ….
         precision: of matrix products and convolutions in steps: ``"float32"``, or ``"bfloat16"`` by torch's autocast.
@@ -60,6 +63,7 @@ class Setting:
     """
 
     engine: Engine = "auto"
+    within: Within = "auto"
     workers: int | None = None
     device: str = "cpu"
     precision: Precision = "float32"
@@ -70,6 +74,7 @@ class Setting:
     def __post_init__(self) -> None:
         if not callable(self.engine):
             _one_of("engine", self.engine, *get_args(EngineName))
+        _one_of("within", self.within, *get_args(Within))
         _one_of("precision", self.precision, *get_args(Precision))
         _one_of("memory_format", self.memory_format, *get_args(MemoryFormat))
         _one_of("compile", self.compile, None, *get_args(Compile))
@@ -137,7 +142,7 @@ class Setting:
 
     def describe(self) -> dict[str, Any]:
         """Return how steps compute, as far as it differs from the defaults; carriers describe themselves."""
-        steps = (field for field in fields(self) if field.name not in ("engine", "workers", "states"))
+        steps = (field for field in fields(self) if field.name not in ("engine", "within", "workers", "states"))
         return {f.name: value for f in steps if (value := getattr(self, f.name)) != f.default}
 
 
