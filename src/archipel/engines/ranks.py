@@ -24,7 +24,7 @@ from archipel.data.federation import Federation
 from archipel.engines.carrier import Carrier, log
 from archipel.engines.group import gathered, told
 from archipel.engines.outcome import Outcome, WroteIntoInputsError
-from archipel.engines.shards import Branch, merged, owners, shard_range
+from archipel.engines.shards import Branch, merged, owners, shard_ranges
 from archipel.states.table import States
 
 PIECE = 1 << 24
@@ -46,7 +46,7 @@ class Ranks:
     def __init__(self, federation: Federation, states: States, inner: Carrier) -> None:
         self.number, self.rank = dist.get_world_size(), dist.get_rank()
         self.inner, self.states = inner, states
-        self.first, self.end = shard_range(self.rank, self.number)
+        self.first, self.end = shard_ranges(federation.sizes, self.number)[self.rank]
         self._owner = owners(federation.sizes, self.number)
         self._busy, self._began = 0.0, time.perf_counter()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -36,17 +37,10 @@ def shards_of(sizes: Tensor) -> NDArray[np.int64]:
     return (middle * (SHARDS / float(sizes.sum()))).long().clamp(max=SHARDS - 1).numpy()
 
 
-def shard_range(rank: int, ranks: int) -> tuple[int, int]:
-    """Return the first shard of a rank, and the one after its last.
+def shard_ranges(sizes: Tensor, ranks: int) -> list[tuple[int, int]]:
+    """Return for each rank the first shard that it has, and the one after its last.
 
-    >>> shard_range(1, 3)
-    (5, 10)
-    """
-    return SHARDS * rank // ranks, SHARDS * (rank + 1) // ranks
-
-
-def owners(sizes: Tensor, ranks: int) -> NDArray[np.int64]:
-    """Return ``(m,)`` the rank that has each client.
+    Every rank gets clients, and about equally many training examples.
 
     Args:
         sizes: ``(m,)`` training examples of each client.
@@ -55,23 +49,33 @@ def owners(sizes: Tensor, ranks: int) -> NDArray[np.int64]:
     Raises:
         ValueError: a rank would have no client.
 
+    >>> shard_ranges(torch.tensor([10, 10, 10, 30]), 2)
+    [(0, 12), (12, 16)]
+    """
+    shards = shards_of(sizes)
+    present = np.unique(shards)
+    if ranks > len(present):
+        raise ValueError(
+            f"{ranks} ranks are too many for this federation of {len(sizes)} clients: some would have no client. Take "
+            f"{len(present)}, or fewer."
+        )
+    held = np.bincount(shards, sizes.numpy())[present].cumsum()
+    cuts = [0]
+    for rank in range(1, ranks):
+        nearest = int(np.abs(held - held[-1] * rank / ranks).argmin()) + 1
+        cuts.append(min(max(nearest, cuts[-1] + 1), len(present) - ranks + rank))
+    starts = [0, *present[cuts[1:]].tolist(), SHARDS]
+    return list(pairwise(starts))
+
+
+def owners(sizes: Tensor, ranks: int) -> NDArray[np.int64]:
+    """Return ``(m,)`` the rank that has each client; arguments are those of :func:`shard_ranges`.
+
     >>> owners(torch.tensor([10, 10, 10, 30]), 2).tolist()
     [0, 0, 0, 1]
     """
-
-    def found(number: int) -> NDArray[np.int64]:
-        starts = [shard_range(rank, number)[0] for rank in range(number)]
-        return np.searchsorted(starts, shards, side="right") - 1
-
-    shards = shards_of(sizes)
-    owner = found(min(ranks, SHARDS))
-    if ranks > SHARDS or len(np.unique(owner)) < ranks:
-        most = max(number for number in range(1, SHARDS + 1) if len(np.unique(found(number))) == number)
-        raise ValueError(
-            f"{ranks} ranks are too many for this federation of {len(sizes)} clients: some would have no client. Take "
-            f"{most}, or fewer."
-        )
-    return owner
+    starts = [first for first, _ in shard_ranges(sizes, ranks)]
+    return np.searchsorted(starts, shards_of(sizes), side="right") - 1
 
 
 @dataclass
