@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 import torch
+from rich.console import Console
 
 from archipel.algorithm import Algorithm, DivergenceError
 from archipel.core import keys
@@ -103,8 +104,10 @@ def fit(
         "groups": None if groups is None else [edge.tolist() for edge in edges],
     }
     place, last = Path(folder) if folder is not None else None, min(until or rounds, rounds)
-    if setting.engine == "distributed" and rank():
-        place = None  # the first rank writes the files
+    follows = setting.engine == "distributed" and rank() > 0
+    if follows:
+        place = None  # the first rank writes the files, and shows progress
+    console = Console(quiet=True) if follows else None
     with RunFolder.opened(place, identity) as files:
         states = States(federation.sizes, store_in(setting.states, place))
         carrier, why = choose(algorithm, federation, setting, states)
@@ -121,7 +124,10 @@ def fit(
             if done == 0:
                 training.enrol()
             files.start_metrics(run.history)
-            with interruption() as interrupted, RoundBar(type(algorithm).__name__, rounds, done) as bar:
+            with (
+                interruption() as interrupted,
+                RoundBar(type(algorithm).__name__, rounds, done, console) as bar,
+            ):
                 for round in range(done, last):
                     writes = carrier.states.writes
                     try:

@@ -37,16 +37,19 @@ def run(
 ) -> None:
     """Train a federation, or resume a run that was stopped."""
     from archipel.algorithm import Routes
+    from archipel.engines.group import rank
     from archipel.experiments.own_code import own_modules
     from archipel.experiments.reading import read_config
-    from archipel.experiments.running import train
+    from archipel.experiments.running import on_ranks, train
     from archipel.reports.catalogue import draw
     from archipel.reports.run_tables import clients_table, metrics_table
 
     import_all(imports)
-    config = read_config(what, settings or [])
+    config = on_ranks(read_config(what, settings or []))
     folder = out_dir or Path("runs") / f"{config.name}-seed{config.seed}"
     outcome = train(config, folder, fresh=fresh)
+    if rank():
+        return  # the first rank has the files, and tells the result
     if outcome.found == "all":
         tell(f"{folder} is complete: this is its result. --fresh trains it again.")
     draw(config, outcome.run, folder)

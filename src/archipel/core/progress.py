@@ -29,7 +29,7 @@ class RoundBar:
             transient=False,
         )
         self._task = self._progress.add_task(title, total=rounds, completed=done, rate="", note="")
-        self._shown = self._progress.console.is_terminal
+        self._shown = self._progress.console.is_terminal and not self._progress.console.quiet
         self._rounds = rounds
 
     def __enter__(self) -> Self:

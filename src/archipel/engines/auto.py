@@ -84,6 +84,8 @@ def _distributed(algorithm: Algorithm, federation: Federation, setting: Setting,
     """Make the carrier of a rank, whose steps run by the engine ``setting.within``."""
     meet()
     within = setting.within
+    if setting.device == "cuda":  # a GPU for each rank of a machine
+        setting = replace(setting, device=f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % torch.cuda.device_count()}")
     inside = replace(setting, engine=within, workers=setting.workers or 1)
     if within == "auto" and not _one_by_one(algorithm, federation, setting):
         inner: Carrier = AutoRank(algorithm, federation, inside, states)

@@ -7,11 +7,13 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from archipel.core.lock import locked
 from archipel.data.federation import Federation
 from archipel.drm.refit import refitted
+from archipel.engines.group import launched, rank, told
+from archipel.engines.setting import Within
 from archipel.experiments.building import federation_from
 from archipel.experiments.config import SETTING, RunConfig, algorithm_from
 from archipel.experiments.environment import write_environment
@@ -80,12 +82,16 @@ def train(
     Raises:
         ValueError: the folder holds another run or a run on other data, or another process is writing to it.
     """
+    if config.setting.engine == "distributed" and rank():
+        return _follow(config, folder, until, callbacks)
     with locked(folder, nested=True):
         if fresh:
             _clear(folder)
         _check_links(folder)
         done = rounds_done(config, folder)
         complete = done >= min(until or config.rounds, config.rounds)
+        if config.setting.engine == "distributed":
+            told(complete)
         try:
             federation = federation or federation_from(config)
         except FileNotFoundError:
@@ -97,25 +103,53 @@ def train(
             _check_data(checkpoint_of(folder), federation, folder, "Train on them with --fresh, or in another folder.")
         if complete:
             return Outcome(_finished(load(folder), config, federation, folder), "all")
-        algorithm = algorithm_from(config, federation)
-        (folder / CONFIG).write_text(to_yaml(_absolute(config)))
+        (folder / CONFIG).write_text(to_yaml(_anywhere(config)))
         write_environment(folder)
-        run = fit(
-            algorithm,
-            federation,
-            rounds=config.rounds,
-            cohort=config.cohort.build(),
-            seed=config.seed,
-            setting=config.setting,
-            evaluate_every=config.evaluate_every,
-            callbacks=callbacks,
-            folder=folder,
-            checkpoint_every=config.checkpoint_every,
-            until=until,
-            groups=config.groups,
-        )
+        run = _fitted(config, federation, folder, until, callbacks)
         run = _finished(run, config, federation, folder)
     return Outcome(run, "part" if done else "nothing")
+
+
+def on_ranks(config: RunConfig) -> RunConfig:
+    """Return the configuration of a distributed run where torchrun has started this process; else the same one.
+
+    Raises:
+        ValueError: an engine that doesn't run within ranks.
+    """
+    if not launched() or config.setting.engine == "distributed":
+        return config
+    if config.setting.engine not in get_args(Within):
+        raise ValueError(
+            f"engine: {config.setting.engine!r} doesn't run inside of torchrun's processes; take one of "
+            f"{', '.join(get_args(Within))}."
+        )
+    return config.model_copy(update={"engine": "distributed", "within": config.setting.engine})
+
+
+def _follow(config: RunConfig, folder: Path, until: int | None, callbacks: Sequence[Callback]) -> Outcome:
+    """Do another rank's part of a run whose folder the first rank has."""
+    if told(True):  # the first rank's answer: the run is complete
+        raise SystemExit(0)
+    return Outcome(_fitted(config, federation_from(config), folder, until, callbacks), "part")
+
+
+def _fitted(
+    config: RunConfig, federation: Federation, folder: Path, until: int | None, callbacks: Sequence[Callback]
+) -> Run:
+    return fit(
+        algorithm_from(config, federation),
+        federation,
+        rounds=config.rounds,
+        cohort=config.cohort.build(),
+        seed=config.seed,
+        setting=config.setting,
+        evaluate_every=config.evaluate_every,
+        callbacks=callbacks,
+        folder=folder,
+        checkpoint_every=config.checkpoint_every,
+        until=until,
+        groups=config.groups,
+    )
 
 
 def _finished(run: Run, config: RunConfig, federation: Federation, folder: Path) -> Run:
@@ -189,8 +223,10 @@ def _check_links(folder: Path) -> None:
             raise ValueError(f"{folder / name} is a symbolic link, and a run does not write through it. Remove it.")
 
 
-def _absolute(config: RunConfig) -> RunConfig:
-    """Return the configuration with the place of the data as seen from any folder."""
+def _anywhere(config: RunConfig) -> RunConfig:
+    """Return the configuration as it can be used from any folder, and in one process."""
+    if config.setting.engine == "distributed":
+        config = config.model_copy(update={"engine": config.setting.within, "within": "auto"})
     if config.data.data_dir is None:
         return config
     place = str(Path(config.data.data_dir).absolute())
