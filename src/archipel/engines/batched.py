@@ -224,7 +224,7 @@ class Batched:
             held, own = [getattr(client, part) for client in self.federation.clients], set(self._clients())
             longest = max((len(columns["x"]) for columns in held if columns is not None), default=0)
             columns = [columns if i in own else None for i, columns in enumerate(held)]
-            self._tables[part] = _Rows.of(columns, longest, self.setting) if longest else None
+            self._tables[part] = _Rows.of(columns, self.setting, longest) if longest else None
         return self._tables[part]
 
 
@@ -245,13 +245,13 @@ class _Rows:
     longest: int
 
     @classmethod
-    def of(cls, clients: Sequence[dict[str, Tensor] | None], longest: int, setting: Setting) -> _Rows:
+    def of(cls, clients: Sequence[dict[str, Tensor] | None], setting: Setting, longest: int = 0) -> _Rows:
         first = next(columns for columns in clients if columns)
         nothing = {name: column[:0] for name, column in first.items()}
         parts = [columns or nothing for columns in clients]
         counts = torch.tensor([len(columns["x"]) for columns in parts])
         joined = {name: setting.to_device(torch.cat([columns[name] for columns in parts])) for name in nothing}
-        return cls(joined, counts, counts.cumsum(0) - counts, longest)
+        return cls(joined, counts, counts.cumsum(0) - counts, longest or int(counts.max()))
 
     def rows(self, ids: Tensor) -> Examples:
         """Return these clients' examples, ``(k, N, …)``: a view if that is possible, else row windows."""
