@@ -158,6 +158,8 @@ def fit(
                     if stopping and round + 1 < last:
                         where = f"; the checkpoint is in {place}; the same call resumes it" if place else ""
                         raise KeyboardInterrupt(f"Stopped after round {round + 1} of {rounds}{where}.")
+            if isinstance(carrier, Ranks):
+                carrier.report()
         run.clients = carrier.states
         return run
 

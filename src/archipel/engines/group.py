@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from archipel.engines.carrier import log
 
@@ -47,7 +48,11 @@ def meet() -> None:
             "engine='distributed' runs in processes that torchrun has started: torchrun --nproc-per-node 2 -m archipel "
             "run PRESET. In one process, take engine='auto'."
         )
-    dist.init_process_group("gloo", timeout=TIMEOUT)
+    store, number, ranks = next(rendezvous("env://", timeout=TIMEOUT))
+    # torchrun keeps one store over its restarts, in which the addresses of the ranks that died would still be found.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    own = dist.PrefixStore(f"archipel/{attempt}", store)  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=own, rank=number, world_size=ranks, timeout=TIMEOUT)
     atexit.register(dist.destroy_process_group)
     if rank():
         log.setLevel(logging.ERROR)  # one log is enough: the ranks do the same

@@ -55,6 +55,9 @@ class Ranks:
 
     def close(self) -> None:
         self.inner.close()
+
+    def report(self) -> None:
+        """Log the share of the time that each rank has worked."""
         busy = gathered(self._busy / max(time.perf_counter() - self._began, 1e-9))
         log.info("ranks at work: %s of the time; the rest is waiting.", ", ".join(f"{share:.0%}" for share in busy))
 
