@@ -213,3 +213,19 @@ def test_federations_made_by_hand_need_clients_with_names_of_their_own():
     with pytest.raises(ValueError, match="two clients are called 'a'"):
         Federation("twice", (Client("a", columns, columns), Client("a", columns, columns)), inputs, None)
     assert repr(Client("a", columns, columns)) == "Client('a', train=2, test=2)"
+
+
+def test_a_process_keeps_the_training_examples_of_its_own_clients_alone():
+    rng = np.random.default_rng(0)
+    arrays = [(rng.normal(size=(n, 3)), np.arange(n) % 2) for n in (20, 40, 30)]
+    whole = Federation.from_arrays(arrays, test=0.3, validation=0.2)
+    part = whole.keeping([True, False, True])
+    assert part.sizes.tolist() == whole.sizes.tolist()
+    assert part.fingerprint == whole.fingerprint
+    for i, (mine, client) in enumerate(zip(part.clients, whole.clients, strict=True)):
+        for split in ("train", "validation"):
+            for name, values in getattr(mine, split).items():
+                full = getattr(client, split)[name]
+                assert (values.shape, values.dtype) == (full.shape, full.dtype)
+                assert (values.untyped_storage().nbytes() < full.untyped_storage().nbytes()) == (i == 1)
+        assert torch.equal(mine.test["x"], client.test["x"])

@@ -155,12 +155,68 @@ NO_TREES = {
 }
 
 
-@pytest.mark.parametrize("engine", [Setting(engine="loop"), Setting(engine="threads", workers=2)])
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("what", NO_TREES)
 def test_a_reply_that_is_no_tree_of_tensors_is_refused_by_name(cities, what, engine):
     with pytest.raises(TypeError, match=rf"Odd\.step replied with ({NO_TREES[what]}); a reply is a dense") as caught:
-        fit(Odd(what), cities, rounds=2, setting=engine)
+        fit(Odd(what), cities, rounds=2, setting=SETTINGS[engine])
     assert "Odd.step failed at Oslo in round 1." in caught.value.__notes__
+
+
+@dataclass(frozen=True)
+class Alike(Algorithm):
+    """Every client returns the same odd result, which could be batched."""
+
+    what: str
+
+    def init_server(self, clients, key):
+        return {"mean": torch.zeros(3)}
+
+    def init_client(self, message, data, key):
+        return {"a": torch.zeros(2)}
+
+    def round(self, server, clients, key):
+        return {"mean": clients.mean(self.step, {"mean": server["mean"]}, key)}, {}
+
+    def step(self, client, message, data, key):
+        one = message["mean"] + 1
+        return {
+            "reply list": (client, [one]),
+            "reply tuple": (client, {"a": (one, one)}),
+            "reply number": (client, {"a": 1.0}),
+            "reply array": (client, np.ones(3)),
+            "state list": ({"a": [client["a"]]}, one),
+            "state array": (np.ones(2), one),
+            "state None": (None, one),
+            "state sparse": ({"a": torch.ones(2).to_sparse()}, one),
+            "no pair": one,
+            "no state": ({}, one),
+            "other shape": ({"a": torch.zeros(3)}, one),
+            "other type": ({"a": torch.zeros(2, dtype=torch.float64)}, one),
+        }[self.what]
+
+
+ALIKE = {
+    "reply list": r"Alike\.step replied with a list; a reply is",
+    "reply tuple": r"Alike\.step replied with a tuple; a reply is",
+    "reply number": r"Alike\.step replied with a float; a reply is|replied with the number 1.0",
+    "reply array": rf"Alike\.step replied with ({NO_TREES['array']}); a reply is",
+    "state list": r"Alike\.step returned a state with a list; a state is",
+    "state array": rf"Alike\.step returned a state with ({NO_TREES['array']}); a state is",
+    "state None": rf"Alike\.step returned a state with ({NO_TREES['nothing']}); a state is",
+    "state sparse": r"Alike\.step returned a state with a sparse tensor; a state is",
+    "no pair": r"Alike\.step returned a .*ensor; a step returns a pair",
+    "no state": "changed the shape of a client's state, at a",
+    "other shape": "changed the shape of a client's state, at a",
+    "other type": "changed the shape of a client's state, at a",
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("what", ALIKE)
+def test_a_result_that_is_no_pair_of_trees_is_refused_by_name_also_in_batches(cities, what, engine):
+    with pytest.raises((TypeError, ValueError), match=ALIKE[what]):
+        fit(Alike(what), cities, rounds=1, setting=SETTINGS[engine])
 
 
 def test_an_odd_reply_that_is_left_out_leaves_the_clients_state_alone(cities):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from archipel.data.arrays import Values
-from archipel.data.client import Client, fingerprint
+from archipel.data.client import Client, Columns, fingerprint
 from archipel.data.features import read_features
 from archipel.data.federation_folder import read_federation, write_federation
 from archipel.data.inputs import Inputs
@@ -145,6 +145,35 @@ class Federation:
     def sizes(self) -> Tensor:
         """(m,) int64 training examples that each client holds."""
         return torch.tensor([len(client.train["y"]) for client in self.clients])
+
+    def keeping(self, clients: Sequence[bool]) -> Self:
+        """Return the federation without the training and validation examples of clients that another process has.
+
+        Their numbers, shapes and types stay known; the fingerprint is that of all data. Test examples stay, since an
+        evaluation asks all models about them.
+
+        Args:
+            clients: for each client, whether its examples are kept.
+        """
+
+        def emptied(columns: Columns) -> Columns:
+            return {name: values[:1].clone().expand_as(values) for name, values in columns.items()}
+
+        found = replace(
+            self,
+            clients=tuple(
+                client
+                if kept
+                else replace(
+                    client,
+                    train=emptied(client.train),
+                    validation=None if client.validation is None else emptied(client.validation),
+                )
+                for client, kept in zip(self.clients, clients, strict=True)
+            ),
+        )
+        found.__dict__["fingerprint"] = self.fingerprint
+        return found
 
     @cached_property
     def fingerprint(self) -> str:

@@ -32,7 +32,7 @@ from archipel.data.federation import Federation
 from archipel.engines.carrier import log
 from archipel.engines.loop import Done, Loop
 from archipel.engines.operation_counter import LARGE, OperationCounter
-from archipel.engines.outcome import Inputs, Outcome, SameForm, WroteIntoInputsError, step_name
+from archipel.engines.outcome import Inputs, Outcome, SameForm, WroteIntoInputsError, check_result, step_name
 from archipel.engines.setting import DEFAULT, Setting
 from archipel.engines.threads import Threads
 from archipel.states.table import States, consecutive
@@ -165,12 +165,12 @@ class Batched:
             batched = torch.func.vmap(step, in_dims=(0, dims, _stacked(data), 0), randomness="error")
             result: tuple[Tree, Tree] = batched(states, sent, data, own)
         inputs.check()
+        check_result(step, result)
         return result
 
     def _commit(self, ids: Tensor, states: Tree, kept: Tensor) -> None:
-        if leaves(states):
-            everyone = bool(kept.all())
-            self.states.write(ids if everyone else ids[kept], states if everyone else row(states, kept))
+        everyone = bool(kept.all())
+        self.states.write(ids if everyone else ids[kept], states if everyone else row(states, kept))
 
     def _clients(self) -> Sequence[int]:
         """Return the clients whose data may be read here."""

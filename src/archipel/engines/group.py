@@ -33,6 +33,11 @@ def rank() -> int:
     return int(os.environ["RANK"]) if launched() else 0
 
 
+def ranks() -> int:
+    """Return the number of ranks: 1 for a process of its own."""
+    return int(os.environ["WORLD_SIZE"]) if launched() else 1
+
+
 def meet() -> None:
     """Join the group of all ranks, once a process.
 
@@ -48,11 +53,11 @@ def meet() -> None:
             "engine='distributed' runs in processes that torchrun has started: torchrun --nproc-per-node 2 -m archipel "
             "run PRESET. In one process, take engine='auto'."
         )
-    store, number, ranks = next(rendezvous("env://", timeout=TIMEOUT))
+    store, number, all_ranks = next(rendezvous("env://", timeout=TIMEOUT))
     # torchrun keeps one store over its restarts, in which the addresses of the ranks that died would still be found.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     own = dist.PrefixStore(f"archipel/{attempt}", store)  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", store=own, rank=number, world_size=ranks, timeout=TIMEOUT)
+    dist.init_process_group("gloo", store=own, rank=number, world_size=all_ranks, timeout=TIMEOUT)
     atexit.register(dist.destroy_process_group)
     if rank():
         log.setLevel(logging.ERROR)  # one log is enough: the ranks do the same

@@ -14,7 +14,7 @@ from archipel.core.examples import ClientData
 from archipel.core.trees import Tree, decoded, deliver, nbytes, tree_map
 from archipel.data.federation import Federation
 from archipel.engines.carrier import client_data, log
-from archipel.engines.outcome import Inputs, Outcome, SameForm, WroteIntoInputsError, check_reply, step_name
+from archipel.engines.outcome import Inputs, Outcome, SameForm, WroteIntoInputsError, check_result, step_name
 from archipel.engines.setting import DEFAULT, Setting
 from archipel.engines.threads import Threads
 from archipel.states.table import States
@@ -99,7 +99,6 @@ class Loop:
         """Run one client's step; nothing is kept yet."""
         try:
             state, reply = self.compute(step, message, client, key, training)
-            check_reply(step, reply)
             with torch.no_grad():
                 size, reply = nbytes(reply), tree_map(lambda t: t[None], decoded(reply))
                 return state, Outcome.of((client,), state, reply, size)
@@ -117,6 +116,7 @@ class Loop:
             inputs = Inputs(step, sent, data)
             result = step(state, sent, data, own)
             inputs.check()
+            check_result(step, result)
             return result
 
     def _data(self, client: int, training: bool) -> ClientData:

@@ -15,7 +15,7 @@ from archipel.algorithm import Step
 from archipel.core.checks import kind_of
 from archipel.core.examples import ClientData
 from archipel.core.torch_internals import version
-from archipel.core.trees import Tree, flatten, is_compressed, leaves
+from archipel.core.trees import PerExample, Tree, flatten, is_compressed, leaves
 
 
 @dataclass(frozen=True)
@@ -124,14 +124,27 @@ def step_name(step: Step) -> str:
     return f"{type(step.__self__).__name__}.{step.__name__}" if isinstance(step, MethodType) else step.__qualname__
 
 
-def check_reply(step: Step, reply: Any) -> None:
-    """Raise a TypeError, with the step's name, for a reply that isn't a dense tensor or a dict of replies."""
-    if isinstance(reply, dict):
-        for part in reply.values():
-            check_reply(step, part)
-    elif not (is_compressed(reply) or (isinstance(reply, Tensor) and reply.layout == torch.strided)):
-        kind = "a sparse tensor" if isinstance(reply, Tensor) else kind_of(reply)
-        raise TypeError(f"{step_name(step)} replied with {kind}; a reply is a dense tensor, or a dict of them by name.")
+def check_result(step: Step, result: Any) -> None:
+    """Raise a TypeError, with the step's name, for a result that isn't a pair of trees: the new state and the reply."""
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise TypeError(
+            f"{step_name(step)} returned {kind_of(result)}; a step returns a pair: a client's new state and its reply."
+        )
+    _check_tree(result[0], f"{step_name(step)} returned a state with", "a state")
+    _check_tree(result[1], f"{step_name(step)} replied with", "a reply")
+
+
+def _check_tree(tree: Any, did: str, what: str) -> None:
+    if isinstance(tree, dict):
+        for part in tree.values():
+            _check_tree(part, did, what)
+        return
+    if what == "a state" and isinstance(tree, PerExample):
+        tree = tree.values
+    packed = what == "a reply" and is_compressed(tree)
+    if not packed and not (isinstance(tree, Tensor) and tree.layout == torch.strided):
+        kind = "a sparse tensor" if isinstance(tree, Tensor) else kind_of(tree)
+        raise TypeError(f"{did} {kind}; {what} is a dense tensor, or a dict of them by name.")
 
 
 def magnitudes(stacked: Tree, count: int) -> Tensor:

@@ -23,7 +23,7 @@ from archipel.core.examples import ClientData, Examples
 from archipel.core.trees import Tree, decoded, deliver, nbytes, tree_map
 from archipel.data.federation import Federation
 from archipel.engines.carrier import UNPICKLABLE, client_data, not_sent
-from archipel.engines.outcome import Inputs, Outcome, SameForm, WroteIntoInputsError
+from archipel.engines.outcome import Inputs, Outcome, SameForm, WroteIntoInputsError, check_result
 from archipel.engines.setting import DEFAULT, Setting
 from archipel.states.encoding import decode, encode
 from archipel.states.table import States
@@ -109,6 +109,9 @@ class Wire:
             answer = self._receive()
             if answer["wrote"]:
                 raise WroteIntoInputsError(answer["wrote"])
+            if answer["refused"]:
+                yield Outcome.failed((client,), TypeError(answer["refused"]))
+                continue
             if answer["error"]:
                 yield Outcome.failed(
                     (client,), RuntimeError(f"The step failed in the client's process:\n{answer['error']}")
@@ -146,16 +149,21 @@ def _serve(connection: Connection) -> None:
             given = decode(connection.recv_bytes())
         except EOFError:
             return
-        answer: dict[str, Any] = {"wrote": "", "error": "", "tree": b""}
+        answer: dict[str, Any] = {"wrote": "", "refused": "", "error": "", "tree": b""}
         try:
             store = stores[client]
             data_seen = ClientData(store["train"]) if training else ClientData(**store)
             with torch.no_grad(), keys.torch_generator(keys.fold(given["key"], "torch")):
                 message = decoded(given["message"])
                 inputs = Inputs(step, message, data_seen)
-                state, reply = step(given["state"], message, data_seen, given["key"])
+                result = step(given["state"], message, data_seen, given["key"])
                 inputs.check()
-            answer["tree"] = encode({"state": state, "reply": reply})
+            try:
+                check_result(step, result)
+            except TypeError as error:
+                answer["refused"] = str(error)
+            else:
+                answer["tree"] = encode(dict(zip(("state", "reply"), result, strict=True)))
         except WroteIntoInputsError as error:
             answer["wrote"] = str(error)
         except Exception:

@@ -12,8 +12,9 @@ from typing import Any, Literal, get_args
 from archipel.core.lock import locked
 from archipel.data.federation import Federation
 from archipel.drm.refit import refitted
-from archipel.engines.group import launched, rank, told
+from archipel.engines.group import launched, rank, ranks, told
 from archipel.engines.setting import Within
+from archipel.engines.shards import owners
 from archipel.experiments.building import federation_from
 from archipel.experiments.config import SETTING, RunConfig, algorithm_from
 from archipel.experiments.environment import write_environment
@@ -136,6 +137,8 @@ def _follow(config: RunConfig, folder: Path, until: int | None, callbacks: Seque
 def _fitted(
     config: RunConfig, federation: Federation, folder: Path, until: int | None, callbacks: Sequence[Callback]
 ) -> Run:
+    if config.setting.engine == "distributed" and config.refit == "never":
+        federation = federation.keeping((owners(federation.sizes, ranks()) == rank()).tolist())
     return fit(
         algorithm_from(config, federation),
         federation,
