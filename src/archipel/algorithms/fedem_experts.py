@@ -95,4 +95,4 @@ class FedEMExperts(SharedModel):
     def predict_embedded(self, server: Tree, client: Tree, embedded: Tree) -> Tensor:
         """Mix the experts as the client does: log Σ_c π_ic p(y|x; θ_c)."""
         outputs = self.experts.own(server["model"], client, embedded, self.batch_norm)
-        return self.task.criterion.mix(client["pi"].log().expand(len(outputs), -1), outputs)
+        return self.task.criterion.mix(client["pi"].log().expand(outputs.shape[0], -1), outputs)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from archipel.cli import data, deciding, demo, em, runs
+from archipel.cli import data, deciding, demo, em, runs, serving
 from archipel.cli.bench import app as bench
 from archipel.cli.console import prepare
 from archipel.cli.errors import Commands
@@ -33,6 +33,7 @@ app.command()(runs.show)
 app.command()(runs.evaluate)
 app.command()(runs.route)
 app.command()(deciding.report)
+app.command()(serving.export)
 app.command()(demo.demo)
 app.command()(em.em)
 app.add_typer(data.app, name="data")

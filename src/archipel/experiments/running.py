@@ -201,12 +201,21 @@ def reevaluate(folder: Path, positive: str | None = None) -> tuple[Run, Evaluati
     Raises:
         ValueError: the data are not those it was trained on.
     """
-    config, checkpoint = config_of(folder), checkpoint_of(folder)
-    federation = federation_from(config)
+    federation, run = federation_of(folder), load(folder)
+    return run, run.evaluate(federation, config_of(folder).setting, positive)
+
+
+def federation_of(folder: Path) -> Federation:
+    """Return a run's federation, built again.
+
+    Raises:
+        FileNotFoundError: its data are not found.
+        ValueError: the data are not those it was trained on.
+    """
+    federation = federation_from(config_of(folder))
     advice = "Files that were changed, or another version of NumPy, make other data."
-    _check_data(checkpoint, federation, folder, advice)
-    run = load(folder)
-    return run, run.evaluate(federation, config.setting, positive)
+    _check_data(checkpoint_of(folder), federation, folder, advice)
+    return federation
 
 
 def _check_data(checkpoint: Checkpoint, federation: Federation, folder: Path, advice: str) -> None:

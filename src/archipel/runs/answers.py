@@ -44,16 +44,17 @@ def embed(algorithm: Algorithm, server: Tree, x: Tensor, setting: Setting = DEFA
 
 def answer(algorithm: Algorithm, server: Tree, client: Tree, queries: Tree) -> Tensor:
     """Return ``(n, K)`` answers of a client's model to embedded queries."""
+    return torch.cat([one_piece(algorithm, server, client, piece) for piece in pieces(queries)])
 
-    def one(piece: Tree) -> Tensor:
-        if isinstance(algorithm, Embeds):
-            return algorithm.predict_embedded(server, client, piece)
-        if isinstance(algorithm, Predicts):
-            return algorithm.predict(server, client, piece)
-        assert isinstance(algorithm, PredictsGlobally)
-        return algorithm.predict_global(server, piece)
 
-    return torch.cat([one(piece) for piece in pieces(queries)])
+def one_piece(algorithm: Algorithm, server: Tree, client: Tree, queries: Tree) -> Tensor:
+    """Return the answers of :func:`answer`, by one pass over all queries."""
+    if isinstance(algorithm, Embeds):
+        return algorithm.predict_embedded(server, client, queries)
+    if isinstance(algorithm, Predicts):
+        return algorithm.predict(server, client, queries)
+    assert isinstance(algorithm, PredictsGlobally)
+    return algorithm.predict_global(server, queries)
 
 
 def posteriors(

@@ -1,0 +1,46 @@
+"""The commands that take a run to its users: ``export`` and ``serve``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from archipel.cli.console import say, tell
+from archipel.cli.options import Folder, Imports, import_all
+
+
+def export(
+    folder: Folder,
+    out_dir: Annotated[Path, typer.Option("--out", help="The folder of the bundle; it must not exist.")],
+    site: Annotated[
+        str | None,
+        typer.Option(
+            help="A client, whose bundle holds its own answer model and the router only; default: all clients.",
+            show_default=False,
+        ),
+    ] = None,
+    sign: Annotated[
+        Path | None,
+        typer.Option(
+            help="A file with an Ed25519 private key that signs the bundle: `openssl genpkey -algorithm ed25519`.",
+            show_default=False,
+        ),
+    ] = None,
+    imports: Imports = None,
+) -> None:
+    """Write a run's router and answer models as a bundle, which `archipel serve` answers queries from."""
+    from archipel.experiments.loading import load
+    from archipel.experiments.running import federation_of
+    from archipel.serving.bundle import export_bundle
+
+    import_all(imports)
+    run = load(folder)
+    try:
+        federation = federation_of(folder)
+    except FileNotFoundError:
+        tell("The run's data are not found, so the model card says nothing of them.")
+        federation = None
+    made = export_bundle(run, out_dir, site=site, sign=sign, federation=federation)
+    say(f"Model card: {made / 'card.html'}", f"Serve it:   archipel serve {made}")
