@@ -8,10 +8,12 @@ from typer.testing import CliRunner
 
 from archipel import Federation
 from archipel.cli.main import app
+from archipel.experiments.comparing.cells import for_choosing, trained
+from archipel.experiments.reading import validate
 from archipel.papers.consensus import tuning as bench
 from archipel.papers.consensus.entrants import ENTRANTS, STEPS, entrants
 from archipel.papers.consensus.report import report, table
-from archipel.papers.consensus.tuning import FAST, FULL, ISLANDS, Plan, Result, best, configured, for_choosing
+from archipel.papers.consensus.tuning import FAST, FULL, ISLANDS, Plan, Result, best, configured
 
 TINY = Plan(rates=1, penalties=2, seeds=2, rounds=2)
 
@@ -84,10 +86,10 @@ def test_methods_are_chosen_on_validation_and_run_on_test_data(made, data_dir):
         config = configured(bench.sized(ISLANDS["heart-disease"], TINY), method, rate, penalty, 1, {})
         settings = config.model_dump(mode="json")
         settings["data"]["data_dir"] = str(data_dir)
-        again = bench.trained(settings, choosing=False)
+        again, _ = trained(validate(settings, "a cell"), choosing=False)
         assert found.runs[method][1]["metrics"] == again.metrics  # the second seed, on test examples
         assert found.runs[method][1]["uplink"] == sum(record["uplink"] for record in again.history)
-        seen = bench.trained(settings, choosing=True)
+        seen, _ = trained(validate(settings, "a cell"), choosing=True)
         assert [r["loss"] for r in seen.history] == [r["loss"] for r in again.history]  # trained on the same
     assert found.runs["local"][0]["metrics"] != found.runs["local"][1]["metrics"]
 

@@ -83,7 +83,7 @@ def evaluate(
     imports: Imports = None,
 ) -> None:
     """Evaluate the last model of a run on the run's data: metrics with 95 % intervals for each site and pooled."""
-    from archipel.experiments.assessing import assessed
+    from archipel.experiments.comparing.assessing import assessed
     from archipel.reports.run_tables import clients_table, metrics_table
     from archipel.reports.site_tables import HOW, site_tables
 

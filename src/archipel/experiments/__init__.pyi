@@ -1,6 +1,6 @@
-from archipel.experiments.assessing import assessed as assessed
 from archipel.experiments.building import build as build
 from archipel.experiments.building import federation_from as federation_from
+from archipel.experiments.comparing.assessing import assessed as assessed
 from archipel.experiments.config import RunConfig as RunConfig
 from archipel.experiments.config import algorithm_from as algorithm_from
 from archipel.experiments.loading import load as load

@@ -7,22 +7,17 @@ used. Both divide the data by one fixed seed.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from archipel.algorithm import DivergenceError
-from archipel.data.federation import Federation
-from archipel.experiments.building import federation_from
-from archipel.experiments.config import RunConfig, algorithm_from
+from archipel.experiments.comparing.cells import trained
+from archipel.experiments.config import RunConfig
 from archipel.experiments.grids.grid import Cell, run_grid
 from archipel.experiments.reading import validate
-from archipel.fit import fit
 from archipel.papers.consensus.entrants import ENTRANTS, Settings, listed
-from archipel.runs.run import Run
 
 
 @dataclass(frozen=True)
@@ -117,35 +112,10 @@ def configured(
     )
 
 
-def for_choosing(federation: Federation) -> Federation:
-    """Return the clients with their validation examples as test examples, for choosing settings."""
-    clients = tuple(
-        replace(client, test=client.validation or client.test, validation=None, truth={})
-        for client in federation.clients
-    )
-    return replace(federation, clients=clients)
-
-
-@lru_cache(maxsize=3)
-def federation_of(settings: str) -> Federation:
-    """Return the data of a configuration, built once a process."""
-    return federation_from(validate(json.loads(settings), "a cell"))
-
-
-def trained(config: Settings, choosing: bool) -> Run:
-    """Train a run of a configuration."""
-    run = validate(config, "a cell")
-    same = config | {"algorithm": {"name": "fedavg"}, "name": "data", "seed": 0, "rounds": 1}
-    federation = federation_of(json.dumps(same, sort_keys=True))
-    algorithm = algorithm_from(run, federation)
-    shown = for_choosing(federation) if choosing else federation
-    return fit(algorithm, shown, rounds=run.rounds, seed=run.seed, setting=replace(run.setting, workers=1))
-
-
 def trial(folder: Path, config: Settings) -> dict[str, Any]:
     """Run a cell of the first grid: accuracy of personal models on validation examples, ``None`` if it diverges."""
     try:
-        return {"accuracy": trained(config, choosing=True).metrics["average_accuracy"]}
+        return {"accuracy": trained(validate(config, "a cell"), choosing=True)[0].metrics["average_accuracy"]}
     except DivergenceError as error:
         return {"accuracy": None, "why": str(error)}
 
@@ -153,7 +123,7 @@ def trial(folder: Path, config: Settings) -> dict[str, Any]:
 def final(folder: Path, config: Settings) -> dict[str, Any]:
     """Run a cell of the second grid: metrics on test examples, and bytes of all clients in all rounds."""
     try:
-        run = trained(config, choosing=False)
+        run, _ = trained(validate(config, "a cell"), choosing=False)
     except DivergenceError as error:
         return {"metrics": {}, "why": str(error)}
     traffic = {way: sum(record[way] for record in run.history) for way in ("uplink", "downlink")}

@@ -13,8 +13,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from archipel.algorithm import Routes
 from archipel.data.federation import Federation
-from archipel.experiments.assessing import assessed
 from archipel.experiments.building import federation_from
+from archipel.experiments.comparing.assessing import assessed
 from archipel.experiments.config import RunConfig
 from archipel.experiments.loading import config_of
 from archipel.experiments.reading import to_yaml
@@ -76,7 +76,7 @@ def report(
     Args:
         folders: of runs of the command.
         positive: the positive one of two classes; ``None``: the second.
-        local: train each site alone for comparison (:func:`archipel.experiments.assessing.assessed`).
+        local: train each site alone for comparison (:func:`archipel.experiments.comparing.assessing.assessed`).
         by: columns for subgroups.
         minimum: examples of a subgroup at a site below which the site doesn't send its counts.
         title: of the page.
