@@ -40,5 +40,9 @@ from archipel.runs.evaluate import evaluate as evaluate
 from archipel.runs.prediction import Prediction as Prediction
 from archipel.runs.routing import Routing as Routing
 from archipel.runs.run import Run as Run
+from archipel.runs.stopping import EarlyStopping as EarlyStopping
+from archipel.runs.trackers import MLflow as MLflow
+from archipel.runs.trackers import TensorBoard as TensorBoard
+from archipel.runs.trackers import WandB as WandB
 
 __version__: str

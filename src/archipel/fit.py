@@ -20,11 +20,11 @@ from archipel.data.federation import Federation
 from archipel.engines.auto import choose
 from archipel.engines.carrier import log
 from archipel.engines.group import rank, told
-from archipel.engines.handle import Ledger, OnError
+from archipel.engines.handle import OnError
 from archipel.engines.ranks import Ranks
 from archipel.engines.setting import DEFAULT, Setting
 from archipel.runs.arguments import check_counts, check_parts
-from archipel.runs.callbacks import Callback, Moment
+from archipel.runs.callbacks import Callback
 from archipel.runs.facts import Facts
 from archipel.runs.folder import RunFolder
 from archipel.runs.identity import describe
@@ -67,7 +67,7 @@ def fit(
         setting: how the run is carried out, as ``Setting(engine="threads", device="cuda")``: engine, workers, device,
             precision, and where the clients' states are kept.
         evaluate_every: rounds between evaluations; default: only the last model. The last is always evaluated.
-        callbacks: called after each round.
+        callbacks: called after each round; one that returns True ends the run (:class:`archipel.EarlyStopping`).
         folder: where checkpoints and ``metrics.jsonl`` go; it is locked while the run lasts. Default: nothing is
             written.
         checkpoint_every: rounds between checkpoints. Ctrl-C and SIGTERM end the run after the round in progress, with a
@@ -124,6 +124,8 @@ def fit(
             if done == 0:
                 training.enrol()
             files.start_metrics(run.history)
+            if done and run.history[-1].get("stopped"):
+                last = done
             with (
                 interruption() as interrupted,
                 RoundBar(type(algorithm).__name__, rounds, done, console) as bar,
@@ -144,10 +146,11 @@ def fit(
                     if ending or (evaluate_every and (round + 1) % evaluate_every == 0):
                         training.evaluate(round, setting, record)
                     run.history.append(record)
-                    everyone = training.handle(round, Ledger())
-                    moment = Moment(round + 1, record, run.server, everyone, algorithm, federation)
                     for callback in callbacks:
-                        callback(moment)
+                        if callback(training.moment(round, files)) and not ending:
+                            ending = record["stopped"] = True
+                            if "metrics" not in record:
+                                training.evaluate(round, setting, record)
                     files.add_metrics(record)
                     bar.update(record)
                     stopping = training.agreed(interrupted.is_set())
@@ -158,6 +161,8 @@ def fit(
                     if stopping and round + 1 < last:
                         where = f"; the checkpoint is in {place}; the same call resumes it" if place else ""
                         raise KeyboardInterrupt(f"Stopped after round {round + 1} of {rounds}{where}.")
+                    if record.get("stopped"):
+                        break
             if isinstance(carrier, Ranks):
                 carrier.report()
         run.clients = carrier.states

@@ -56,6 +56,8 @@ def run(
     out.print(metrics_table(outcome.run.metrics), clients_table(outcome.run.table))
     allowed = "".join(f" --import {module}" for module in own_modules(config.model_dump()))
     say(f"Figures:           {folder / 'figures'}", f"Evaluate it again: archipel evaluate {folder}{allowed}")
+    if (folder / "best").is_dir():
+        say(f"Best round by validation: archipel evaluate {folder / 'best'}{allowed}")
     if isinstance(outcome.run.algorithm, Routes):
         say(f"Route queries:     archipel route {folder} FILE{allowed}")
 

@@ -12,7 +12,7 @@ from archipel.algorithm import Algorithm
 from archipel.engines.setting import EngineName, Setting
 from archipel.experiments.data_sections import DividedData, NaturalData, OwnData
 from archipel.experiments.methods import AnyMethod
-from archipel.experiments.sections import CohortSection, EncoderSection, Positive, Section, Seed
+from archipel.experiments.sections import CohortSection, EncoderSection, Positive, Section, Seed, StoppingSection
 from archipel.experiments.yaml_text import shortened
 from archipel.learning.tasks import Described, classification, regression
 
@@ -50,6 +50,9 @@ class RunConfig(_SettingKeys):
         algorithm: the method.
         refit: ``"end"``: after the last round, FedSPM's tilts are fitted exactly (:func:`archipel.refitted`), which
             local SGD only approaches. The features of all training examples are gathered for it.
+        stopping: end early by validation, as in ``{patience: 5}``, and keep the best round in the run's subfolder
+            ``best``; ``None``: run all rounds.
+        track: write each round to a tracker as well: ``tensorboard``, ``mlflow`` or ``wandb``.
 
     >>> config = RunConfig.model_validate({"rounds": 5, "data": {"source": "digits"}, "algorithm": {"name": "fedavg"}})
     >>> config.algorithm.local.lr
@@ -69,6 +72,8 @@ class RunConfig(_SettingKeys):
     encoder: EncoderSection = Field(default_factory=EncoderSection)
     algorithm: AnyMethod
     refit: Literal["never", "end"] = "never"
+    stopping: StoppingSection | None = None
+    track: Literal["none", "tensorboard", "mlflow", "wandb"] = "none"
 
     @property
     def setting(self) -> Setting:
@@ -78,6 +83,8 @@ class RunConfig(_SettingKeys):
     @model_validator(mode="after")
     def _check(self) -> Self:
         self.setting  # noqa: B018 (checks its values)
+        if self.stopping is not None and not self.data.validation:
+            raise ValueError("stopping needs validation examples: set data.validation, to 0.2 say.")
         if self.refit == "end" and (self.algorithm.name, getattr(self.algorithm, "encoders", "")) != (
             "fedspm",
             "shared",

@@ -26,9 +26,11 @@ from archipel.runs.callbacks import Callback
 from archipel.runs.evaluate import Evaluation
 from archipel.runs.folder import RunFolder
 from archipel.runs.run import Run
+from archipel.runs.stopping import BEST
+from archipel.runs.trackers import TRACKERS, TensorBoard
 from archipel.states.checkpoint import Checkpoint
 
-WITHOUT_EFFECT = {"name", "evaluate_every", "checkpoint_every", "data.data_dir", *SETTING}
+WITHOUT_EFFECT = {"name", "evaluate_every", "checkpoint_every", "track", "data.data_dir", *SETTING}
 """Keys that change how a run is carried out or shown, and not what it learns.
 
 The place of the data is among them: the federation's fingerprint tells whether the data are the same.
@@ -45,6 +47,10 @@ OURS = (
     "figures",
     "evaluation.json",
     "local",
+    "best",
+    "tracker.json",
+    "tensorboard",
+    "wandb",
 )
 
 
@@ -90,7 +96,7 @@ def train(
             _clear(folder)
         _check_links(folder)
         done = rounds_done(config, folder)
-        complete = done >= min(until or config.rounds, config.rounds)
+        complete = done >= min(until or config.rounds, config.rounds) or (done > 0 and _stopped(folder))
         if config.setting.engine == "distributed":
             told(complete)
         try:
@@ -108,6 +114,9 @@ def train(
         write_environment(folder)
         run = _fitted(config, federation, folder, until, callbacks)
         run = _finished(run, config, federation, folder)
+        if (best := folder / BEST).is_dir():  # a run that can be evaluated and asked like any other
+            (best / CONFIG).write_text((folder / CONFIG).read_text())
+            write_environment(best)
     return Outcome(run, "part" if done else "nothing")
 
 
@@ -147,7 +156,7 @@ def _fitted(
         seed=config.seed,
         setting=config.setting,
         evaluate_every=config.evaluate_every,
-        callbacks=callbacks,
+        callbacks=[*_configured_callbacks(config, folder), *callbacks],
         folder=folder,
         checkpoint_every=config.checkpoint_every,
         until=until,
@@ -165,6 +174,22 @@ def _finished(run: Run, config: RunConfig, federation: Federation, folder: Path)
     better.save(folder, identity)
     RunFolder(folder, identity).start_metrics(better.history)
     return better
+
+
+def _stopped(folder: Path) -> bool:
+    """Whether the run in a folder was ended early."""
+    return bool(checkpoint_of(folder).facts["history"][-1].get("stopped"))
+
+
+def _configured_callbacks(config: RunConfig, folder: Path) -> list[Callback]:
+    """Return what the configuration asks for; stopping first, so that a tracker sees the last evaluation."""
+    found: list[Callback] = [] if config.stopping is None else [config.stopping.build(folder)]
+    if config.track == "tensorboard":
+        found.append(TensorBoard(folder))
+    elif config.track != "none":
+        parameters = flat(config.model_dump(mode="json"))
+        found.append(TRACKERS[config.track](folder, name=folder.name, parameters=parameters))
+    return found
 
 
 def rounds_done(config: RunConfig, folder: Path) -> int:

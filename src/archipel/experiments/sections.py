@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from typing import Annotated, Any, Self
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from torch import nn
@@ -16,6 +17,7 @@ from archipel.experiments.yaml_text import shortened
 from archipel.learning.tasks import Described
 from archipel.models.registry import build as build_encoder
 from archipel.models.registry import check_options
+from archipel.runs.stopping import EarlyStopping
 
 Positive = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -105,6 +107,26 @@ class CohortSection(Section):
 
 FILLED_IN = ("shape", "features")
 """Parameters of an encoder that Archipel fills in: the shape of an example, and the ``features`` of the section."""
+
+
+class StoppingSection(Section):
+    """When a run ends early: the fields of :class:`archipel.EarlyStopping`; needs validation examples.
+
+    Args:
+        patience: validations without improvement after which the run ends.
+        every: rounds between validations.
+        metric: what is validated; ``None``: the Brier score, or RMSE.
+        least: an improvement is larger than this.
+    """
+
+    patience: Positive = 5
+    every: Positive = 1
+    metric: Literal["accuracy", "balanced_accuracy", "auc", "f1", "brier", "r2", "mae", "rmse"] | None = None
+    least: Annotated[float, Field(ge=0)] = 0.0
+
+    def build(self, folder: Path) -> EarlyStopping:
+        """Make the callback of a run in a folder."""
+        return EarlyStopping(self.patience, self.every, self.metric, self.least, folder)
 
 
 class EncoderSection(Section):

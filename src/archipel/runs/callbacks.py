@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from archipel.algorithm import Algorithm, Clients
@@ -22,6 +23,9 @@ class Moment:
         clients: a handle on all clients; evaluating through it changes nothing.
         algorithm: what runs.
         federation: on what.
+        history: records of all rounds so far, this one included.
+        rounds: planned rounds of the whole run.
+        save: writes a checkpoint of this moment to a folder.
     """
 
     round: int
@@ -30,7 +34,11 @@ class Moment:
     clients: Clients
     algorithm: Algorithm
     federation: Federation
+    history: Sequence[dict[str, Any]]
+    rounds: int
+    save: Callable[[Path], None]
 
 
-Callback = Callable[[Moment], None]
-"""Called after each round; an exception that it raises ends the run."""
+Callback = Callable[[Moment], bool | None]
+"""Called after each round. If it returns True, the run is evaluated, saved, and ends; callbacks after it in the list
+see the evaluation. An exception that it raises ends the run at once."""

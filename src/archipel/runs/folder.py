@@ -68,7 +68,7 @@ class RunFolder:
         """Write a checkpoint."""
         if self.path is None:
             return
-        self._save(run, carrier, self.path)
+        self.save_to(self.path, run, carrier)
         if self._anew:  # the previous checkpoint, if there is one, is of a run that was replaced
             discard_previous(self.path)
             self._anew = False
@@ -77,7 +77,7 @@ class RunFolder:
         """Write the state of a run that diverged to the subfolder ``diverged``; checkpoints stay as they are."""
         if self.path is None:
             return None
-        self._save(run, carrier, self.path / "diverged")
+        self.save_to(self.path / "diverged", run, carrier)
         return self.path / "diverged"
 
     def rescue(self, run: Run, carrier: Carrier, *, complete: bool) -> str:
@@ -93,7 +93,8 @@ class RunFolder:
             return f"{done} rounds were done; {self.path} has no checkpoint yet."
         return f"The checkpoint in {self.path} is of round {found.round}; the same call resumes it."
 
-    def _save(self, run: Run, carrier: Carrier, place: Path) -> None:
+    def save_to(self, place: Path, run: Run, carrier: Carrier) -> None:
+        """Write a checkpoint to another folder."""
         run.clients = carrier.states
         run.save(place, self._identity | {"engine": carrier.describe()})
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,15 @@ from archipel.core.sampling import Cohort
 from archipel.core.trees import PerClient, finite
 from archipel.data.federation import Federation
 from archipel.engines.carrier import Carrier, log
+from archipel.engines.group import rank
 from archipel.engines.handle import Handle, Ledger, OnError
 from archipel.engines.ranks import Ranks
 from archipel.engines.setting import Setting
 from archipel.engines.shards import shards_of
 from archipel.runs.answers import AdaptStep
+from archipel.runs.callbacks import Moment
 from archipel.runs.evaluate import evaluate
+from archipel.runs.folder import RunFolder
 from archipel.runs.run import Run
 
 REMEMBERED = 20
@@ -152,6 +156,21 @@ class Training:
             self.run.unadapted = sorted(ledger.dropped)
             if ledger.dropped:
                 log.warning("round %d: no adapted models of: %s", round + 1, self._names(ledger.dropped))
+
+    def moment(self, round: int, files: RunFolder) -> Moment:
+        """Return what callbacks see after a round."""
+
+        def save(place: Path) -> None:
+            self.adapt(round)
+            self.bring_home()
+            if not (isinstance(self.carrier, Ranks) and rank()):  # the first rank writes the files
+                files.save_to(place, self.run, self.carrier)
+
+        run, everyone = self.run, self.handle(round, Ledger())
+        return Moment(
+            round + 1, run.history[-1], run.server, everyone, run.algorithm, self.federation, run.history, run.rounds,
+            save,
+        )  # fmt: skip
 
     @property
     def _keeps_adapted(self) -> bool:

@@ -59,7 +59,7 @@ def local_config(config: RunConfig) -> RunConfig:
     settings = config.model_dump()
     solver = solver_of(config.algorithm)
     settings["algorithm"] = {"name": LOCAL} | ({} if solver is None else {"local": solver})
-    settings |= {"refit": "never", "evaluate_every": None, "groups": None}
+    settings |= {"refit": "never", "evaluate_every": None, "groups": None, "stopping": None, "track": "none"}
     return validate(settings, "training alone")
 
 

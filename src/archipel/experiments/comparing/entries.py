@@ -113,5 +113,5 @@ def configured(base: RunConfig, section: Settings, seed: int) -> RunConfig:
     settings = base.model_dump()
     settings["data"] |= {"seed": seed}
     settings |= {"name": section["name"].rpartition(":")[2], "seed": seed, "algorithm": section, "refit": "never"}
-    settings |= {"evaluate_every": None, "groups": None, "workers": 1}
+    settings |= {"evaluate_every": None, "groups": None, "workers": 1, "stopping": None}
     return validate(settings, f"the settings of {section['name']}")
