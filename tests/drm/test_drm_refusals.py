@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -77,3 +78,13 @@ def test_goodness_of_fit_compares_finite_tables(model, values):
 def test_a_score_that_is_nan_is_not_usual():
     with pytest.raises(ValueError, match="scores hold NaN"):
         p_values(torch.tensor([1.0, 2.0]), torch.tensor([math.nan]))
+
+
+def test_reliability_reads_arrays_and_refuses_what_is_masked():
+    posterior, origin = np.array([[0.9, 0.1], [0.2, 0.8]]), np.array([0, 1])
+    assert reliability(posterior, origin).accuracy.tolist() == [1.0, 1.0]
+    assert reliability(np.ma.array(posterior), origin).count.tolist() == [1, 1]
+    with pytest.raises(ValueError, match="must hold probabilities"):
+        reliability(np.ma.array(posterior, mask=[[True, False], [False, False]]), origin)
+    with pytest.raises(ValueError, match="origin must hold the number of each query"):
+        reliability(posterior, np.ma.array(origin, mask=[True, False]))

@@ -4,6 +4,7 @@ import pytest
 import yaml
 
 from archipel.experiments import read_config, to_yaml
+from archipel.experiments.sections import CompressorSection
 from archipel.experiments.yaml_text import parse
 
 HEAD = "rounds: 1\ndata: {source: digits}\n"
@@ -99,6 +100,9 @@ def test_bytes_that_are_no_text(tmp_path) -> None:
         ("data.options=" + "[" * 200, "deeper"),
         ("algorithm.local.lr=1e308", "algorithm.local.lr: is at most 1e+30"),
         ("encoder.options.channels=[4, 1000000000000]", "encoder.options: is at most"),
+        ("data.partition={name: dirichlet, alpha: 1e300}", "alpha is at most 1e+30"),
+        ("data.partition={name: pathological, classes: 1000000000000}", "classes is at most 1,000,000"),
+        ("data.shifts=[{name: rotated, degrees: 1e300}]", "degrees is at most 1e+30"),
         ("rounds=yes", "rounds: should be a valid integer; given 'yes'"),
         ("algorithm.local.nesterov=yes", "algorithm.local.nesterov: should be a valid boolean; given 'yes'"),
     ],
@@ -135,3 +139,8 @@ def test_a_switch_of_a_presets_algorithm_tells_what_else_changes() -> None:
 def test_a_fault_of_several_keys_names_them_itself():
     with pytest.raises(ValueError, match=r"that can be made:\n  refit: end fits the tilts"):
         read_config("heart-fedavg", ["refit=end"])
+
+
+def test_options_of_compressors_have_limits_too():
+    with pytest.raises(ValueError, match="levels is at most 1,000,000; given 1000000000000"):
+        CompressorSection(name="dithering", levels=10**12)

@@ -87,9 +87,38 @@ def test_metrics_are_not_written_through_a_link(uneven, tmp_path):
     target.write_text("mine")
     folder.mkdir()
     os.symlink(target, folder / "metrics.jsonl")
-    with pytest.raises(ValueError, match=r"metrics\.jsonl is a symbolic link, and fit does not write through it"):
+    with pytest.raises(ValueError, match=r"metrics\.jsonl is a symbolic link, and a run does not write through it"):
         fit(fedavg(uneven), uneven, rounds=1, folder=folder)
     assert target.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "checkpoint.old", "checkpoint.new", "diverged", "figures"])
+@pytest.mark.parametrize("kind", ["file", "link", "link to nowhere"])
+def test_what_is_no_folder_in_a_folders_place_is_named(uneven, tmp_path, name, kind):
+    place = tmp_path / "run" / name
+    place.parent.mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    if kind == "file":
+        place.write_text("mine")
+    else:
+        place.symlink_to(tmp_path / ("elsewhere" if kind == "link" else "nowhere"))
+    said = "is a file; a run has a folder of that name" if kind == "file" else "is a symbolic link"
+    with pytest.raises(ValueError, match=rf"{name} {said}"):
+        fit(fedavg(uneven), uneven, rounds=1, folder=tmp_path / "run")
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [".lock", name]
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", ".lock"])
+def test_a_folder_in_a_files_place_is_named(uneven, tmp_path, name):
+    (tmp_path / name).mkdir()
+    with pytest.raises(ValueError, match=rf"{name} is (a folder; a run has a file of that name|not a plain file)"):
+        fit(fedavg(uneven), uneven, rounds=1, folder=tmp_path)
+
+
+def test_a_run_goes_to_a_folder_not_a_file(uneven, tmp_path):
+    (tmp_path / "taken").write_text("mine")
+    with pytest.raises(ValueError, match=r"taken is not a folder"):
+        fit(fedavg(uneven), uneven, rounds=1, folder=tmp_path / "taken")
 
 
 def test_each_metric_is_a_line_of_one_run(uneven, tmp_path):

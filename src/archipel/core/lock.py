@@ -26,7 +26,7 @@ def locked(folder: Path, *, nested: bool = False) -> Iterator[None]:
         nested: whether the thread that holds the folder may lock it again, as ``fit`` does inside of a command.
 
     Raises:
-        ValueError: another process or thread holds the folder.
+        ValueError: another process or thread holds the folder, or its lock is no plain file.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder, locked(Path(folder)):
@@ -37,11 +37,15 @@ def locked(folder: Path, *, nested: bool = False) -> Iterator[None]:
     Traceback (most recent call last):
     ValueError: Another process is writing to ...; wait until it ends, or choose another folder (--out).
     """
+    if (folder.is_symlink() or folder.exists()) and not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder. Choose another place, or remove it.")
     folder.mkdir(parents=True, exist_ok=True)
     held = folder.resolve(), os.getpid(), threading.get_ident()
     if nested and held in _HELD:
         yield
         return
+    if (folder / LOCK).is_symlink() or (folder / LOCK).is_dir():
+        raise ValueError(f"{folder / LOCK} is not a plain file, so the folder can't be locked. Remove it.")
     with (folder / LOCK).open("a") as file:
         if fcntl is not None:
             try:

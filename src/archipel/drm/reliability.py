@@ -7,11 +7,15 @@ Statistics 26, 1977.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from archipel.runs.calibration import BINS
+from archipel_serve.arrays import unmasked
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class Reliability:
         return float((self.count * values).sum() / self.count.sum())
 
 
-def reliability(posterior: Tensor, origin: Tensor) -> Reliability:
+def reliability(posterior: Tensor | NDArray[Any], origin: Tensor | NDArray[Any]) -> Reliability:
     """Compare a router's confidence with its accuracy, in 15 bins of equal width.
 
     Args:
@@ -53,18 +57,21 @@ def reliability(posterior: Tensor, origin: Tensor) -> Reliability:
         origin: ``(n,)`` the client that each query comes from.
 
     Raises:
-        ValueError: no queries, not one origin for each, or rows that aren't probabilities.
+        ValueError: no queries, not one origin for each, masked values, or rows that aren't probabilities.
 
     >>> sure = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.2, 0.8]])
     >>> found = reliability(sure, torch.tensor([0, 1, 1]))
     >>> found.accuracy.tolist(), found.count.tolist()
     ([1.0, 0.5], [1, 2])
     """
+    posterior, origin = _tensor(posterior, "posterior"), _tensor(origin, "origin")
     if posterior.dim() != 2 or len(posterior) == 0 or origin.shape != posterior.shape[:1]:
         raise ValueError(
             f"posterior has the shape {tuple(posterior.shape)} and origin {tuple(origin.shape)}; give "
             "(queries, clients) and (queries,), with at least one query."
         )
+    if origin.is_floating_point() or origin.is_complex():
+        raise ValueError("origin must hold the number of each query's client: whole numbers, of which none is masked.")
     rounding = torch.finfo(posterior.dtype).eps if posterior.is_floating_point() else 0.0
     posterior = posterior.to(torch.float64)
     rows = posterior.sum(1)
@@ -80,3 +87,7 @@ def reliability(posterior: Tensor, origin: Tensor) -> Reliability:
     held = count > 0
     confidence, accuracy = (torch.bincount(place, values, BINS)[held] / count[held] for values in (sure, right))
     return Reliability(confidence, accuracy, count[held])
+
+
+def _tensor(values: Tensor | NDArray[Any], name: str) -> Tensor:
+    return torch.as_tensor(unmasked(values, name) if isinstance(values, np.ma.MaskedArray) else values)

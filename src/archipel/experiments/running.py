@@ -24,7 +24,7 @@ from archipel.experiments.yaml_text import shortened
 from archipel.fit import fit
 from archipel.runs.callbacks import Callback
 from archipel.runs.evaluate import Evaluation
-from archipel.runs.folder import RunFolder
+from archipel.runs.folder import FILES, FOLDERS, RunFolder, check_entries
 from archipel.runs.run import Run
 from archipel.runs.stopping import BEST
 from archipel.runs.trackers import TRACKERS, TensorBoard
@@ -35,23 +35,6 @@ WITHOUT_EFFECT = {"name", "evaluate_every", "checkpoint_every", "track", "data.d
 
 The place of the data is among them: the federation's fingerprint tells whether the data are the same.
 """
-
-OURS = (
-    CONFIG,
-    "metrics.jsonl",
-    "environment.json",
-    "checkpoint",
-    "checkpoint.new",
-    "checkpoint.old",
-    "diverged",
-    "figures",
-    "evaluation.json",
-    "local",
-    "best",
-    "tracker.json",
-    "tensorboard",
-    "wandb",
-)
 
 
 @dataclass(frozen=True)
@@ -94,7 +77,7 @@ def train(
     with locked(folder, nested=True):
         if fresh:
             _clear(folder)
-        _check_links(folder)
+        check_entries(folder)
         done = rounds_done(config, folder)
         complete = done >= min(until or config.rounds, config.rounds) or (done > 0 and _stopped(folder))
         if config.setting.engine == "distributed":
@@ -253,13 +236,6 @@ def _check_data(checkpoint: Checkpoint, federation: Federation, folder: Path, ad
         )
 
 
-def _check_links(folder: Path) -> None:
-    """Refuse a folder whose files would be written elsewhere."""
-    for name in OURS:
-        if (folder / name).is_symlink():
-            raise ValueError(f"{folder / name} is a symbolic link, and a run does not write through it. Remove it.")
-
-
 def _anywhere(config: RunConfig) -> RunConfig:
     """Return the configuration as it can be used from any folder, and in one process."""
     if config.setting.engine == "distributed":
@@ -272,7 +248,7 @@ def _anywhere(config: RunConfig) -> RunConfig:
 
 def _clear(folder: Path) -> None:
     """Delete what a run left, and nothing else that lies in the folder."""
-    for name in OURS:
+    for name in (*FILES, *FOLDERS):
         path = folder / name
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

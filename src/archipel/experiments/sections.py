@@ -50,6 +50,15 @@ class Section(BaseModel):
             _check_size(value)
         return value
 
+    @model_validator(mode="after")
+    def _options_not_too_large(self) -> Self:
+        for name, value in (self.model_extra or {}).items():
+            try:
+                _check_size(value)
+            except ValueError as error:
+                raise ValueError(f"{name} {error}") from None
+        return self
+
 
 class CompressorSection(Section):
     """How the clients' replies are compressed: :mod:`archipel.compress`.

@@ -11,7 +11,11 @@ from typing import Any, Self
 from archipel.core.lock import locked
 from archipel.engines.carrier import Carrier
 from archipel.runs.run import Run
-from archipel.states.checkpoint import Checkpoint, discard_previous
+from archipel.states.checkpoint import LATEST, PREVIOUS, UNFINISHED, Checkpoint, discard_previous
+
+METRICS = "metrics.jsonl"
+FILES = (METRICS, "config.yaml", "environment.json", "evaluation.json", "tracker.json")
+FOLDERS = (LATEST, UNFINISHED, PREVIOUS, "diverged", "figures", "local", "best", "tensorboard", "wandb")
 
 
 class RunFolder:
@@ -33,12 +37,13 @@ class RunFolder:
         """Yield the folder, locked until the end of the block.
 
         Raises:
-            ValueError: another process is writing to it.
+            ValueError: another process is writing to it, or something else lies in a file's or folder's place.
         """
         if path is None:
             yield cls(None, identity)
             return
         with locked(path, nested=True):
+            check_entries(path)
             yield cls(path, identity)
 
     def resume(self, run: Run, carrier: Carrier) -> int:
@@ -112,7 +117,20 @@ class RunFolder:
 
     def _metrics(self, mode: str) -> Any:
         assert self.path is not None
-        path = self.path / "metrics.jsonl"
+        check_entries(self.path)  # they may have been changed while the run lasted
+        return (self.path / METRICS).open(mode)
+
+
+def check_entries(folder: Path) -> None:
+    """Refuse a run's folder in which something else has the name of one of the run's files or folders.
+
+    Raises:
+        ValueError: a symbolic link, a file in a folder's place, or the reverse.
+    """
+    for name in (*FOLDERS, *FILES):
+        path = folder / name
         if path.is_symlink():
-            raise ValueError(f"{path} is a symbolic link, and fit does not write through it. Remove it.")
-        return path.open(mode)
+            raise ValueError(f"{path} is a symbolic link, and a run does not write through it. Remove it.")
+        if path.exists() and path.is_dir() != (name in FOLDERS):
+            kind, other = ("folder", "file") if name in FOLDERS else ("file", "folder")
+            raise ValueError(f"{path} is a {other}; a run has a {kind} of that name. Remove it.")
