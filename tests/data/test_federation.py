@@ -1,11 +1,13 @@
 """Federations of users' arrays: what's accepted, how it's split, and errors that help."""
 
+import re
 import warnings
 
 import numpy as np
 import pytest
 import torch
 
+from archipel.data.card import card
 from archipel.data.client import Client
 from archipel.data.federation import Federation
 from archipel.data.inputs import Inputs
@@ -229,3 +231,10 @@ def test_a_process_keeps_the_training_examples_of_its_own_clients_alone():
                 assert (values.shape, values.dtype) == (full.shape, full.dtype)
                 assert (values.untyped_storage().nbytes() < full.untyped_storage().nbytes()) == (i == 1)
         assert torch.equal(mine.test["x"], client.test["x"])
+
+
+def test_escape_sequences_in_names_are_not_printed():
+    arrays = [(np.random.default_rng(i).normal(size=(20, 3)), np.arange(20) % 2) for i in range(2)]
+    told = Federation.from_arrays(arrays, names=["\x1b[31mRed\x07", "b\x9b\u202e31m"])
+    for text in (str(told), repr(told), str(card(told)), card(told).markdown(), repr(told.clients[0])):
+        assert not re.search("[\x07\x1b\x9b\u202e]", text)

@@ -171,3 +171,22 @@ def test_an_index_that_pandas_has_read_is_no_feature(tmp_path):
     for read, name in ((read_text, "a.csv"), (read_parquet, "a.parquet")):
         with pytest.raises(ValueError, match="'Unnamed: 0' is how pandas calls a column without a name"):
             read(tmp_path / name)
+
+
+def test_whole_numbers_that_float64_does_not_hold_stay_different(tmp_path):
+    near = [2**53 + i for i in (0, 1, 2, 3)]
+    text = "id,v\n" + "".join(f"{number},{i}.5\n" for i, number in enumerate(near))
+    table = read_text(write(tmp_path, text))
+    assert table.columns["id"].tolist() == list(map(str, near))
+    assert table.columns["v"].tolist() == [0.5, 1.5, 2.5, 3.5]
+    with pytest.raises(ValueError, match=rf"id holds {near[1]}, a whole number beyond 2\^53.*leave the column out"):
+        read_examples(write(tmp_path, text))
+    # Labels are compared, not measured: they stay apart.
+    labels = read_examples(write(tmp_path, text.replace("id", "y")), label="y")
+    assert len(set(np.asarray(labels.y).tolist())) == 4
+    # What is written with a point or an exponent is a measurement.
+    assert read_examples(write(tmp_path, "a\n1e300\n2e300\n3.0e20\n")).x[:, 0].tolist() == [1e300, 2e300, 3e20]
+    path = tmp_path / "a.parquet"
+    pd.DataFrame({"id": near, "v": [0.5, 1.5, 2.5, 3.5]}).to_parquet(path)
+    with pytest.raises(ValueError, match=rf"id holds {near[1]}, a whole number beyond"):
+        read_examples(path)

@@ -8,7 +8,6 @@ leave out every control character except line breaks and tabs.
 from __future__ import annotations
 
 import logging
-import re
 import warnings
 from collections.abc import Iterable
 from typing import Any
@@ -19,17 +18,7 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.segment import Segment
 
-# C0 except \t and \n, DEL, C1, and the characters that reorder text (bidirectional overrides and isolates).
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-
-
-def clean(text: str) -> str:
-    r"""Leave out control characters.
-
-    >>> clean("Lyon\x1b[31m\r")
-    'Lyon[31m'
-    """
-    return CONTROL.sub("", text)
+from archipel.core.checks import clean
 
 
 class _Clean:

@@ -79,6 +79,12 @@ def em(
     wanted = _wanted(write, out_dir)
     check_wanted(model, wanted)
     tables, targets, columns = read_files(folder, regresses=model.regresses, target=target)
+    for name, table in tables.items():
+        if family != "factor" and any(value != value for row in table.tolist() for value in row):
+            raise ValueError(
+                f"{name} contains NaN or empty cells, and --family {family} has no missing values. Fill them, leave "
+                "those rows out, or take --family factor, which estimates what is missing."
+            )
     counts = component_counts(select) if select else [components]
 
     found, tried = select_components(model, counts, tables, targets, tell)

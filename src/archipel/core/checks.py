@@ -7,6 +7,7 @@ A dataclass of settings says by its annotations what each may be, and :func:`che
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -16,6 +17,17 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 Kind = TypeVar("Kind", bound=type)
+# C0 except \t and \n, DEL, C1, and the characters that reorder text (bidirectional overrides and isolates).
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def clean(text: str) -> str:
+    r"""Leave out control characters: in a terminal they could hide text, move the cursor or set the window's title.
+
+    >>> clean("Lyon\x1b[31m\r")
+    'Lyon[31m'
+    """
+    return CONTROL.sub("", text)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
+from archipel.core.checks import clean
 from archipel.data.client import Client
 from archipel.data.federation import Federation
 
@@ -62,7 +63,7 @@ class Card:
             parts.append(self._summary(name, matrix))
             if len(self.names) <= MOST_CLIENTS:
                 parts.append(_aligned(_matrix(self.names, matrix)))
-        return "\n\n".join([*parts, "\n".join(self.notes)]).strip()
+        return clean("\n\n".join([*parts, "\n".join(self.notes)]).strip())
 
     def markdown(self) -> str:
         """Write the card as Markdown, for a README or a data sheet."""
@@ -71,7 +72,7 @@ class Card:
             parts.append(self._summary(name, matrix))
             if len(self.names) <= MOST_CLIENTS:
                 parts.append(_pipes(_matrix(self.names, matrix)))
-        return "\n\n".join([*parts, "  \n".join(self.notes)]).strip()
+        return clean("\n\n".join([*parts, "  \n".join(self.notes)]).strip())
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield f"[bold]{escape(self.title)}[/]"

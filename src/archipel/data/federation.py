@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from archipel.core.checks import clean
 from archipel.data.arrays import Values
 from archipel.data.client import Client, Columns, fingerprint
 from archipel.data.features import read_features
@@ -267,7 +268,7 @@ class Federation:
             )
             for row in rows
         ]
-        return "\n".join([f"{head}{self.inputs.kind} {shape}", *lines])
+        return clean("\n".join([f"{head}{self.inputs.kind} {shape}", *lines]))
 
     def __repr__(self) -> str:
         return f"Federation({self.name!r}, {len(self)} clients, {int(self.sizes.sum())} training examples)"

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from archipel.algorithm import NoReplyError, Replies, Step, Weights
+from archipel.core.checks import clean
 from archipel.core.torch_internals import version
 from archipel.core.trees import PerClient, Sum, Tree, flatten, leaves, nbytes, row, tree_map
 from archipel.engines.carrier import Carrier
@@ -208,7 +209,7 @@ class Handle:
             return True
         if self.on_error == "drop":
             return False
-        names = ", ".join(self.names[i] if self.names else f"client {i}" for i in outcome.ids)
+        names = clean(", ".join(self.names[i] if self.names else f"client {i}" for i in outcome.ids))
         outcome.error.add_note(f"{step_name(step)} failed at {names} in round {self.round + 1}.")
         raise outcome.error
 

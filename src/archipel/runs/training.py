@@ -16,6 +16,7 @@ from torch import Tensor
 
 from archipel.algorithm import Adapts, DivergenceError, NoReplyError
 from archipel.core import keys
+from archipel.core.checks import clean
 from archipel.core.sampling import Cohort
 from archipel.core.trees import PerClient, finite
 from archipel.data.federation import Federation
@@ -130,7 +131,8 @@ class Training:
     def _divergence(self, error: Exception, round: int, ledger: Ledger) -> DivergenceError:
         left_out = f" Left out: {self._names(ledger.dropped)}." if ledger.dropped else ""
         value, client = ledger.largest
-        value, when, who = max([*self.largest, (value, round + 1, self.run.facts.names[client])])
+        value, when, name = max([*self.largest, (value, round + 1, self.run.facts.names[client])])
+        who = clean(name)
         suspect = f" The largest value in recent replies is {value:.3g}, of {who} in round {when}." if value else ""
         return DivergenceError(f"After round {round + 1}: {error}{left_out}{suspect}")
 
@@ -145,7 +147,7 @@ class Training:
         return record
 
     def _names(self, dropped: dict[int, str]) -> str:
-        return "; ".join(f"{self.run.facts.names[i]} ({why})" for i, why in dropped.items())
+        return clean("; ".join(f"{self.run.facts.names[i]} ({why})" for i, why in dropped.items()))
 
     def adapt(self, round: int) -> None:
         """Let every client keep its adapted model, the one that an evaluation after this round measures."""

@@ -23,6 +23,8 @@ MOST_BYTES = 1 << 29
 MOST_COLUMNS = 100_000
 MOST_LINE = 10_000_000
 MOST_CHARACTERS = 1_000
+EXACT = 2**53
+"""Beyond it float64 doesn't hold all whole numbers: different ones would become equal."""
 _INDEX = re.compile(r"__index_level_\d+__")
 _UNNAMED = re.compile(r"Unnamed: \d+")
 """How pandas calls a column without a name when it reads it, most often the index of an earlier table."""
@@ -34,7 +36,8 @@ class Table:
 
     Attributes:
         file: where it was read.
-        columns: (n,) float64 or text by name, in the file's order; NaN where a number is missing.
+        columns: (n,) float64 or text by name, in the file's order; NaN where a number is missing. Whole numbers beyond
+            2^53 stay text, or the integers of a parquet file.
         named: whether the names stand in the file; otherwise they are x0, x1, ….
         lines: of text, the line on which each row ends.
     """
@@ -48,10 +51,16 @@ class Table:
         """Stack columns of numbers to (n, d) float64.
 
         Raises:
-            ValueError: a column holds text; the message names the line and the cell.
+            ValueError: a column holds text, or whole numbers that float64 doesn't hold; the message names the cell.
         """
         for name in names:
-            if (column := self.columns[name]).dtype.kind not in "buif":
+            column = self.columns[name]
+            if large := next(filter(_is_inexact, map(str, column.tolist() if _whole(column) else ())), None):
+                raise ValueError(
+                    f"{self.file}: {name} holds {large}, a whole number beyond 2^53, where different ones would become "
+                    "equal. An identifier is no measurement: leave the column out."
+                )
+            if column.dtype.kind not in "buif":
                 row = next((i for i, cell in enumerate(column.tolist()) if not (_is_number(cell) or _is_gap(cell))), 0)
                 where = f", line {self.lines[row]}" if self.lines else ""
                 raise ValueError(
@@ -98,8 +107,10 @@ def read_text(file: Path) -> Table:
     read = np.array(values).reshape(-1, width)
     read, lines = (read, lines[1:]) if named else (np.vstack([[_numbers(first, text)], read]), lines)
     columns: dict[str, Array] = {name: read[:, j] for j, name in enumerate(names)}
-    for j, cells in _texts(file, text, named).items():
-        columns[names[j]] = cells
+    large = set(np.flatnonzero((np.abs(read) >= EXACT).any(0)).tolist()) - text
+    for j, cells in _texts(file, text | large, named).items():
+        if j in text or any(map(_is_inexact, cells.tolist())):
+            columns[names[j]] = cells
     return Table(file, columns, named, lines)
 
 
@@ -249,6 +260,17 @@ def _is_number(cell: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _is_inexact(cell: str) -> bool:
+    """Whether a cell is a whole number that float64 may not hold."""
+    digits = cell.strip().lstrip("+-")
+    return digits.isascii() and digits.isdigit() and len(digits) < 400 and int(digits) > EXACT
+
+
+def _whole(column: Array) -> bool:
+    """Whether a column may hold whole numbers that float64 doesn't hold."""
+    return column.dtype.kind not in "iu" or bool((np.abs(column.astype(np.float64)) >= EXACT).any())
 
 
 def _is_gap(cell: str) -> bool:

@@ -62,7 +62,8 @@ def load_source(name: str, data_dir: str | Path | None = None, **options: object
         options: further arguments of its loader, as ``missing="impute-median"`` for heart disease.
 
     Raises:
-        ValueError: there is no such source, and the nearest name is given; or no such option.
+        ValueError: there is no such source, and the nearest name is given; no such option; or a folder for a
+            source that reads no files.
         FileNotFoundError: its files are nowhere.
 
     >>> load_source("digit")
@@ -77,5 +78,9 @@ def load_source(name: str, data_dir: str | Path | None = None, **options: object
     if unknown := [option for option in options if option not in known]:
         raise ValueError(
             f"{name} has no option {unknown[0]!r}; " + (f"it has {', '.join(known)}." if known else "it has none.")
+        )
+    if data_dir is not None and _BY_NAME[name].__module__ == digits.__module__:
+        raise ValueError(
+            f"{name} comes with scikit-learn and reads no files, so data_dir={data_dir} has no effect. Leave it out."
         )
     return _BY_NAME[name](data_dir, **options)
