@@ -143,4 +143,4 @@ def test_a_fault_of_several_keys_names_them_itself():
 
 def test_options_of_compressors_have_limits_too():
     with pytest.raises(ValueError, match="levels is at most 1,000,000; given 1000000000000"):
-        CompressorSection(name="dithering", levels=10**12)
+        CompressorSection.model_validate({"name": "dithering", "levels": 10**12})
