@@ -158,6 +158,18 @@ def test_evaluation_changes_nothing(row, uneven, looped):
 
 
 @pytest.mark.parametrize("engine", [Loop, Batched])
+def test_sites_count_what_the_evaluation_finds(row, uneven, looped, engine):
+    found = looped(row).evaluate(uneven, Setting(engine=engine))
+    if not row.predicts:
+        assert found.sites is None
+        return
+    title = type(looped(row).algorithm).__name__
+    accuracy = {site: one.metrics["accuracy"].value for site, one in found.sites.of(title).items()}
+    assert accuracy == pytest.approx({one["client"]: one["accuracy"] for one in found.clients}, abs=1e-12)
+    assert [one.n for one in found.sites.of(title).values()] == [len(client.test["y"]) for client in uneven.clients]
+
+
+@pytest.mark.parametrize("engine", [Loop, Batched])
 def test_who_is_not_sampled_keeps_its_state(row, uneven, engine):
     algorithm, cohort = row.make(uneven), Sample(count=2)
     before = fit(

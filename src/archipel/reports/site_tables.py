@@ -42,12 +42,12 @@ def title_of(metric: str) -> str:
 def number(value: float | None) -> str:
     """Write a value with three digits after the point, or four significant ones if it is large.
 
-    >>> number(0.51249), number(1234.5), number(None)
-    ('0.512', '1234', '–')
+    >>> number(0.51249), number(1234.5), number(-0.0001), number(None)
+    ('0.512', '1234', '0.000', '–')
     """
     if value is None:
         return "–"
-    return f"{value:.3f}".replace("-", "−") if abs(value) < 100 else f"{value:.4g}".replace("-", "−")
+    return _signed(f"{value:.3f}" if abs(value) < 100 else f"{value:.4g}")
 
 
 def interval(estimate: Estimate) -> str:
@@ -58,9 +58,13 @@ def interval(estimate: Estimate) -> str:
     """
     if estimate.low is None or estimate.high is None:
         return ""
-    low, high = (f"{x:.2f}" if abs(x) < 100 else f"{x:.4g}" for x in (estimate.low, estimate.high))
-    between = " to " if estimate.low < 0 else "–"
-    return f"{low}{between}{high}".replace("-", "−")
+    low, high = (_signed(f"{x:.2f}" if abs(x) < 100 else f"{x:.4g}") for x in (estimate.low, estimate.high))
+    return f"{low} to {high}" if low.startswith("−") else f"{low}–{high}"
+
+
+def _signed(text: str) -> str:
+    """Return a number's text with a minus sign, and without one for zero."""
+    return text.replace("-", "−") if float(text) else text.lstrip("-")
 
 
 def about(assessment: Assessment) -> str:

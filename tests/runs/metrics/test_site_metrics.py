@@ -149,6 +149,27 @@ def test_intervals_of_means_f1_and_balanced_accuracy_cover():
         assert enough(covered(found[name], truth), trials, 0.93), name
 
 
+def test_macro_means_cover():
+    """Three classes, three scores: class k's logit k is raised. The truth is a large sample's (its error: 0.002)."""
+
+    def drawn(rng, n):
+        y = rng.integers(3, size=n)
+        logits = rng.normal(size=(n, 3))
+        logits[np.arange(n), y] += 1.5
+        counts = Counts.of(count_scores(torch.from_numpy(logits).log_softmax(-1), torch.from_numpy(y)))
+        return classification_metrics(counts)
+
+    truth, rng, trials = drawn(np.random.default_rng(9), 200_000), np.random.default_rng(0), 400
+    names = ("auc", "sensitivity", "specificity", "f1", "brier", "balanced_accuracy", "accuracy")
+    found: dict = {name: [] for name in names}
+    for _ in range(trials):
+        one = drawn(rng, 90)
+        for name in names:
+            found[name].append((one[name].low, one[name].high))
+    for name in names:
+        assert enough(covered(found[name], truth[name].value), trials, 0.94), name
+
+
 def test_regression_metrics_are_scikit_learns_and_cover():
     """For y = x + noise: e ~ N(0, σ²), so MAE = σ√(2/π), RMSE = σ, R² = 1 − σ²/(1 + σ²)."""
     rng, trials, sigma, far = np.random.default_rng(0), 400, 0.5, 1e4

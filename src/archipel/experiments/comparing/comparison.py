@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,13 @@ class Comparison:
         """Return the paired difference of two methods over the seeds in which both have a score."""
         one, two = self.scores[method].get(site, {}), self.scores[other].get(site, {})
         seeds = sorted(one.keys() & two.keys())
-        return difference([one[s] for s in seeds], [two[s] for s in seeds], self.ratio) if seeds else None
+        if not seeds:
+            return None
+        found = difference([one[s] for s in seeds], [two[s] for s in seeds], self.ratio)
+        bounded = self.metric not in ("r2", "mae", "rmse", "brier")  # values from 0 to 1: differences from −1 to 1
+        if found.low is None or found.high is None or not bounded:
+            return found
+        return replace(found, low=max(-1.0, found.low), high=min(1.0, found.high))
 
     def ranked(self, site: str = OVERALL) -> list[str]:
         """Return the methods that have a score at a site, the best mean first."""
