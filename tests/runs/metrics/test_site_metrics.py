@@ -16,6 +16,7 @@ from sklearn.metrics import (
 )
 
 from archipel import SGD, Ditto, FedAvg, FedAvgFT, Federation, FedSPM, Network, classification, fit, regression
+from archipel.runs.metrics import assessment
 from archipel.runs.metrics.classification import classification_metrics, reliability
 from archipel.runs.metrics.counts import BINS, EDGES, Counts, count_scores
 from archipel.runs.metrics.estimate import auc_interval, mean_interval, wilson
@@ -241,6 +242,14 @@ def test_a_runs_sites_are_scikit_learns_on_its_own_answers(hospitals, method):
     pooled = next(row for row in sites.rows if row.pooled and row.model == title).metrics["auc"]
     assert abs(pooled.value - roc_auc_score(np.concatenate(all_y), np.concatenate(all_p))) <= pooled.error + 1e-4
     assert type(sites).from_json(sites.to_json()) == sites
+
+
+def test_sites_that_are_asked_one_by_one_say_the_same(hospitals, monkeypatch):
+    """Counts of many classes are large: no more sites are asked at once than their counts need memory."""
+    run = fit(FedAvg(classification(torch.nn.Linear(4, 4), hospitals), BLOCK), hospitals, rounds=2)
+    together = run.evaluate(hospitals).sites
+    monkeypatch.setattr(assessment, "TOGETHER", 1)
+    assert run.evaluate(hospitals).sites == together
 
 
 def test_what_a_mean_hides_is_said():

@@ -13,9 +13,9 @@ from archipel.algorithm import Adapts, Algorithm, Clients, Predicts, PredictsGlo
 from archipel.core.examples import ClientData
 from archipel.core.trees import Tree, tree_map
 from archipel.data.federation import Federation
-from archipel.runs.answers import answer, embed
+from archipel.runs.answers import TOGETHER, answer, embed
 from archipel.runs.metrics.classification import classification_metrics, reliability
-from archipel.runs.metrics.counts import Counts, count_scores
+from archipel.runs.metrics.counts import BINS, Counts, count_scores
 from archipel.runs.metrics.estimate import Estimate
 from archipel.runs.metrics.regression import LEAST, regression_metrics, regression_sums
 
@@ -185,28 +185,34 @@ def assess(
     if k is None:
         targets = torch.stack([client.train["y"].double().mean(0).reshape(-1) for client in federation.clients])
         message["origin"] = (federation.sizes.double() @ targets) / federation.sizes.sum()
-    replies = clients.everyone.only(torch.tensor(asked)).evaluate(CountStep(algorithm, k, part).count, message, key)
-    names = [federation.clients[i].name for i in replies.ids.tolist()]
     few = [federation.clients[i].name for i, size in enumerate(sizes) if size < least]
     warnings = [f"{name} has too few {part} examples to be counted." for name in few]
     titles = (type(algorithm).__name__, MEAN if k is None else MAJORITY)
-    rows = []
-    for place, name in enumerate([*names, POOLED]):
-        pooled = place == len(names)
+    rows: list[Row] = []
+    together: dict[str, Tree] = {}
+    step = CountStep(algorithm, k, part)
+
+    def add(site: str, found: Tree, pooled: bool = False) -> None:
         for which, title in zip(("model", "usual"), titles, strict=True):
-            value = replies.value[which]
-            found = tree_map(lambda t, i=place, all=pooled: t.sum(0) if all else t[i], value)
             if k is None:
-                rows.append(_of_sums(name, title, found, pooled))
+                rows.append(_of_sums(site, title, found[which], pooled))
                 continue
-            counts = Counts.of(found)
+            counts = Counts.of(found[which])
             metrics, curve = classification_metrics(counts, chosen), reliability(counts, chosen)
             if which == "usual" and not pooled and metrics["auc"].value is not None:
                 metrics["auc"] = Estimate(0.5)  # all its scores at a site are equal: no error of bins, and no interval
-            rows.append(Row(name, title, counts.n, metrics, pooled, curve, counts.confusion.tolist()))
+            rows.append(Row(site, title, counts.n, metrics, pooled, curve, counts.confusion.tolist()))
             if which == "model":
                 assert federation.classes is not None
-                warnings += _concerns(name, counts, federation.classes, chosen)
+                warnings.extend(_concerns(site, counts, federation.classes, chosen))
+
+    for ids in torch.tensor(asked).split(max(1, TOGETHER // (4 * BINS * (k or 1)))):
+        replies = clients.everyone.only(ids).evaluate(step.count, message, key)
+        for place, i in enumerate(replies.ids.tolist()):
+            add(federation.clients[i].name, tree_map(lambda t, i=place: t[i], replies.value))
+        sums = tree_map(lambda t: t.sum(0), replies.value)
+        together = tree_map(torch.add, together, sums) if together else sums
+    add(POOLED, together, pooled=True)
     label = None if chosen is None or federation.classes is None else federation.classes[chosen]
     return Assessment(rows, warnings, federation.classes, label, part)
 

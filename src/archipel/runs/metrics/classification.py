@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from archipel.runs.metrics.counts import EDGES, STEPS, Counts
 from archipel.runs.metrics.estimate import (
@@ -44,19 +45,27 @@ def classification_metrics(counts: Counts, positive: int | None = None) -> dict[
         counts: of a site, or of several together.
         positive: the positive one of two classes; ``None``: the second.
     """
-    confusion = counts.confusion.double()
-    rows = confusion.sum(1)
-    recalls = [wilson(float(confusion[k, k]), float(rows[k])) for k in range(counts.classes)]
+    confusion = counts.confusion.tolist()
+    rows = [sum(row) for row in confusion]
+    recalls = [wilson(confusion[k][k], n) for k, n in enumerate(rows)]
     binary = counts.classes == 2
     asked = [1 if positive is None else positive] if binary else list(range(counts.classes))
-    found = {name: [one(counts, k) for k in asked] for name, one in _ONE_AGAINST_REST.items()}
+    answered = [sum(column) for column in zip(*confusion, strict=True)]
+    quadrants = [_quadrants(confusion[k][k], rows[k], answered[k], counts.n) for k in asked]
+    found = {
+        "auc": _aucs(counts, asked),
+        "brier": _briers(counts, asked),
+        "sensitivity": [one.sensitivity for one in quadrants],
+        "specificity": [one.specificity for one in quadrants],
+        "f1": [one.f1 for one in quadrants],
+    }
     macro = {name: parts[0] if binary else mean_of_dependent(parts) for name, parts in found.items()}
     brier = macro["brier"]
     if not binary and brier.value is not None and brier.low is not None and brier.high is not None:
         k = counts.classes  # the sum over classes, not their mean
         macro["brier"] = Estimate(k * brier.value, k * brier.low, min(2.0, k * brier.high), k * brier.error)
     macro |= {
-        "accuracy": wilson(float(confusion.diagonal().sum()), counts.n),
+        "accuracy": wilson(sum(confusion[k][k] for k in range(counts.classes)), counts.n),
         "balanced_accuracy": mean_of_independent(recalls),
     }
     return {name: macro[name] for name in CLASSIFICATION}
@@ -93,76 +102,62 @@ def reliability(counts: Counts, positive: int | None = None) -> list[dict[str, A
     return points
 
 
-def auc(positives: Tensor, negatives: Tensor) -> tuple[float, float]:
-    """Return the AUC of two histograms, ties counted as half, and half the share of pairs in one bin.
-
-    Args:
-        positives: ``(B,)`` counts by rising score.
-        negatives: ``(B,)`` counts by rising score.
-
-    >>> auc(torch.tensor([0, 1, 2]), torch.tensor([2, 1, 0]))
-    (0.9444444444444444, 0.05555555555555555)
-    """
-    pos, neg = positives.double(), negatives.double()
-    pairs = float(pos.sum() * neg.sum())
-    below = neg.cumsum(0) - neg
-    ties = float((pos * neg).sum())
-    return (float((pos * below).sum()) + ties / 2) / pairs, ties / 2 / pairs
+def _aucs(counts: Counts, classes: Sequence[int]) -> list[Estimate]:
+    scores = counts.scores[list(classes)].double()
+    negatives, positives = scores[:, 0], scores[:, 1]
+    below = negatives.cumsum(1) - negatives
+    ties = (positives * negatives).sum(1)
+    wins, m, n = ((positives * below).sum(1) + ties / 2).tolist(), positives.sum(1).tolist(), negatives.sum(1).tolist()
+    found = []
+    for won, tied, p, q in zip(wins, (ties / 2).tolist(), m, n, strict=True):
+        none = not p or not q
+        found.append(NOTHING if none else auc_interval(won / (p * q), int(p), int(q)).widened(tied / (p * q)))
+    return found
 
 
-def _auc(counts: Counts, k: int) -> Estimate:
-    negatives, positives = counts.scores[k]
-    m, n = int(positives.sum()), int(negatives.sum())
-    if not m or not n:
-        return NOTHING
-    value, error = auc(positives, negatives)
-    return auc_interval(value, m, n).widened(error)
+def _briers(counts: Counts, classes: Sequence[int]) -> list[Estimate]:
+    if not counts.n:
+        return [NOTHING] * len(classes)
+    n, weights = counts.n, counts.scores[list(classes)].double().flatten(1)
+    means, errors = (weights @ LOSS / n).tolist(), (weights @ SLACK / n).tolist()
+    squares = (weights @ LOSS.square() / n).tolist()
+    return [
+        mean_interval(mean, (square - mean**2) * n / max(n - 1, 1), n, 0.0, 1.0).widened(error)
+        for mean, square, error in zip(means, squares, errors, strict=True)
+    ]
 
 
-def _brier(counts: Counts, k: int) -> Estimate:
-    low, high = EDGES[:-1], EDGES[1:]
-    least = torch.cat([low.square(), (1 - high).square()])  # of the others, and of the class's own
-    most = torch.cat([high.square(), (1 - low).square()])
-    weights = counts.scores[k].double().flatten()
-    n = float(weights.sum())
-    if not n:
-        return NOTHING
-    middle = (least + most) / 2
-    mean = float(weights @ middle) / n
-    variance = float(weights @ (middle - mean).square()) / max(n - 1, 1)
-    return mean_interval(mean, variance, int(n), 0.0, 1.0).widened(float(weights @ (most - least)) / (2 * n))
+@dataclass(frozen=True)
+class _Quadrants:
+    """True and false positives and negatives of a class against the rest."""
+
+    tp: float
+    fn: float
+    fp: float
+    tn: float
+
+    @property
+    def sensitivity(self) -> Estimate:
+        return wilson(self.tp, self.tp + self.fn)
+
+    @property
+    def specificity(self) -> Estimate:
+        return wilson(self.tn, self.tn + self.fp)
+
+    @property
+    def f1(self) -> Estimate:
+        j = wilson(self.tp, self.tp + self.fn + self.fp)
+        value, low, high = (None if v is None else 2 * v / (1 + v) for v in (j.value, j.low, j.high))
+        return Estimate(value, low, high)
 
 
-def _quadrants(counts: Counts, k: int) -> tuple[float, float, float, float]:
-    """Return true positives, false negatives, false positives and true negatives of a class against the rest."""
-    confusion = counts.confusion.double()
-    tp = float(confusion[k, k])
-    fn, fp = float(confusion[k].sum()) - tp, float(confusion[:, k].sum()) - tp
-    return tp, fn, fp, float(confusion.sum()) - tp - fn - fp
+def _quadrants(right: int, there: int, answered: int, everyone: int) -> _Quadrants:
+    return _Quadrants(right, there - right, answered - right, everyone - there - answered + right)
 
 
-def _sensitivity(counts: Counts, k: int) -> Estimate:
-    tp, fn, _, _ = _quadrants(counts, k)
-    return wilson(tp, tp + fn)
-
-
-def _specificity(counts: Counts, k: int) -> Estimate:
-    _, _, fp, tn = _quadrants(counts, k)
-    return wilson(tn, tn + fp)
-
-
-def _f1(counts: Counts, k: int) -> Estimate:
-    tp, fn, fp, _ = _quadrants(counts, k)
-    j = wilson(tp, tp + fn + fp)
-    value, low, high = (None if v is None else 2 * v / (1 + v) for v in (j.value, j.low, j.high))
-    return Estimate(value, low, high)
-
-
-_ONE_AGAINST_REST = {
-    "auc": _auc,
-    "sensitivity": _sensitivity,
-    "specificity": _specificity,
-    "f1": _f1,
-    "brier": _brier,
-}
+_LOW, _HIGH = EDGES[:-1], EDGES[1:]
+_LEAST = torch.cat([_LOW.square(), (1 - _HIGH).square()])
+_MOST = torch.cat([_HIGH.square(), (1 - _LOW).square()])
+LOSS, SLACK = (_LEAST + _MOST) / 2, (_MOST - _LEAST) / 2
+"""``(2B,)`` squared error of a score in each bin, of examples of other classes and of the class, and its bound."""
 assert STEPS % CURVE == 0, "tenths must end where bins end"
