@@ -36,7 +36,8 @@ class Manifest:
         sizes: training examples of each site.
         prior: ρ_i, the shares of the sites among queries that the router's posterior contains.
         site: the site whose own bundle this is; ``None``: of all.
-        features: names of what the embedding graph gives; () where there is none.
+        features: what the embedding graph gives, by name, with ``"dtype"`` and ``"shape"`` of a query's; empty where
+            there is no such graph.
         graphs: file of each graph: ``"embed"``, ``"router"``, ``"global"``, and ``"answer/0"``, ``"answer/1"``, …
         routes_features: whether the router takes the features; else it takes raw queries.
         missing: why sites have no answer model here, by name.
@@ -53,7 +54,7 @@ class Manifest:
     sizes: tuple[int, ...]
     prior: tuple[float, ...]
     site: str | None
-    features: tuple[str, ...]
+    features: dict[str, dict[str, Any]]
     graphs: dict[str, str]
     routes_features: bool
     missing: dict[str, str]
@@ -74,7 +75,7 @@ class Manifest:
         try:
             given = {name: content[name] for name in cls.__dataclass_fields__}
             given["preparation"] = Preparation(**given["preparation"])
-            for name in ("names", "sizes", "prior", "features"):
+            for name in ("names", "sizes", "prior"):
                 given[name] = tuple(given[name])
             given["classes"] = None if given["classes"] is None else tuple(given["classes"])
             return cls(**given)

@@ -98,8 +98,18 @@ class Models:
             raise ValueError(f"the router of {self.manifest.method} takes queries, not features. Give the query.")
         queries = features if self.manifest.routes_features else [x]
         found: Values = self._run("router", queries)[0]  # type: ignore[arg-type]
+        return self.reweighted(found, prior)
+
+    def reweighted(self, log_posterior: Values, prior: Prior | None) -> Values:
+        """Return log-posteriors under another prior: log p_i + log π_i − log ρ_i, normalised.
+
+        Raises:
+            ValueError: a prior that isn't a share for each site.
+        """
         weight = self._weight(prior)
-        return found if weight is None else log_softmax(found.astype(np.float64) + weight).astype(found.dtype)
+        if weight is None:
+            return log_posterior
+        return log_softmax(log_posterior.astype(np.float64) + weight).astype(log_posterior.dtype)
 
     def answer(self, site: int, features: list[Values]) -> Values:
         """Return ``(n, K)`` log-probabilities or values of a site's model.
@@ -131,6 +141,11 @@ class Models:
             return self.answered(self.answer(index, features), [names[index]] * n)
         if self.routes:
             return self.by_site(self.log_posterior(x, features, prior).argmax(-1), features)
+        return self.without_router(x, features)
+
+    def without_router(self, x: Values, features: list[Values]) -> Answers:
+        """Answer by the global model; by a vote of all sites if there is none."""
+        n = len(x)
         if "global" in self.manifest.graphs:
             return self.answered(self._run("global", [x])[0], ["global model"] * n)
         return self._vote(features, n)

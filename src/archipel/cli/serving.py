@@ -10,6 +10,9 @@ import typer
 from archipel.cli.console import say, tell
 from archipel.cli.options import Folder, Imports, import_all
 
+PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+"""Settings of a command that hands its arguments to another."""
+
 
 def export(
     folder: Folder,
@@ -44,3 +47,10 @@ def export(
         federation = None
     made = export_bundle(run, out_dir, site=site, sign=sign, federation=federation)
     say(f"Model card: {made / 'card.html'}", f"Serve it:   archipel serve {made}")
+
+
+def serve(context: typer.Context) -> None:
+    """Serve a bundle: the command `archipel-serve`, with its options (`archipel serve --help`)."""
+    from archipel_serve.server.command import main
+
+    main(context.args)

@@ -152,7 +152,7 @@ class _Writer:
             sizes=facts.sizes,
             prior=tuple((prior / prior.sum()).tolist()),
             site=None if chosen is None else facts.names[chosen],
-            features=names if shares else (),
+            features=dict(zip(names, map(_form, queries), strict=True)) if shares else {},
             graphs=self.graphs,
             routes_features=routes_features,
             missing=self.missing,
@@ -214,6 +214,10 @@ class _Writer:
         used = {paths[i]: values[i].detach().clone().contiguous() for i in traced.open.values()}
         safetensors.torch.save_file(used, self.folder / f"{stem}.safetensors")
         self.graphs[graph] = f"{stem}.onnx"
+
+
+def _form(feature: Tensor) -> dict[str, Any]:
+    return {"dtype": feature.numpy().dtype.name, "shape": list(feature.shape[1:])}
 
 
 def synthetic(run: Run, n: int) -> Tensor:
