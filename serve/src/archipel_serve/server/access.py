@@ -10,7 +10,6 @@ from pathlib import Path
 
 from archipel_serve.server.queries import RefusedError
 
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 MOST_CALLERS = 10_000
 """Callers whose rate is remembered."""
 

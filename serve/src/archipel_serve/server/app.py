@@ -106,7 +106,9 @@ class Service:
         if self.settings.sites and (site is not None or posterior is not None):
             answers = await self._forwarded(asked, features, site, posterior)
         else:
-            found = await self.batcher.run(self._answers, asked, features, site, posterior)
+            inline = asked.count == 1 and self.batcher.short and (site is not None or posterior is not None)
+            given = (asked, features, site, posterior)
+            found = self._answers(*given) if inline else await self.batcher.run(self._answers, *given)
             answers = self._shown(found)
         if posterior is not None:
             routes = self._routes(posterior, asked.top)

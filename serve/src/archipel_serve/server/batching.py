@@ -1,6 +1,8 @@
 """Micro-batches: requests that wait while a forward pass runs are answered by the next one together."""
 
 import asyncio
+import math
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,6 +14,8 @@ from archipel_serve.server.queries import Asked
 
 LARGEST = 512
 """Queries in a batch. A larger request makes a batch of its own."""
+SHORT = 0.002
+"""Seconds: a single query whose pass has taken less is answered without a hand-over to another thread."""
 
 Features = list[np.ndarray[Any, Any]]
 Computed = tuple[Features, np.ndarray[Any, Any] | None]
@@ -32,6 +36,7 @@ class Batcher:
         self.models, self.observe = models, observe
         self._waiting: asyncio.Queue[tuple[Asked, asyncio.Future[Computed]]] = asyncio.Queue()
         self._thread = ThreadPoolExecutor(1, "models")
+        self._fastest = math.inf
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -51,6 +56,11 @@ class Batcher:
         self._waiting.put_nowait((asked, answer))
         return await answer
 
+    @property
+    def short(self) -> bool:
+        """Whether a single query's pass is so short that the event loop may wait for it."""
+        return self._fastest < SHORT
+
     async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Run a function in the thread of the models."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
@@ -68,8 +78,14 @@ class Batcher:
                 batch.append(one)
                 total += one[0].count
             self.observe(total)
+            asked = [one for one, _ in batch]
             try:
-                found = await self.run(self._compute, [asked for asked, _ in batch])
+                # A hand-over to another thread takes longer than a small model's pass for one query.
+                inline = total == 1 and self.short
+                begin = time.perf_counter()
+                found = self._compute(asked) if inline else await self.run(self._compute, asked)
+                if total == 1:
+                    self._fastest = min(self._fastest, time.perf_counter() - begin)
             except Exception as error:  # what fails for a batch fails for its requests, and not for the server
                 for _, answer in batch:
                     if not answer.done():

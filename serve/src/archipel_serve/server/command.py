@@ -9,9 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from archipel_serve.manifest import BundleError
-from archipel_serve.server.access import LOOPBACK, read_keys
-
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 SECONDS_TO_END = 10
 """After a signal, requests in progress have this long to end."""
 
@@ -37,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser().parse_args(arguments)
     try:
         serve(given)
-    except (BundleError, ValueError, OSError) as error:
+    except (ValueError, OSError) as error:
         raise SystemExit(f"archipel-serve: {error}") from error
 
 
@@ -57,15 +55,16 @@ def serve(given: argparse.Namespace) -> None:
             what for what, there in (("--keys", given.keys), ("--tls-cert with --tls-key", tls)) if not there
         )
         raise ValueError(f"other machines can connect to {given.host}: give {lacking}, or listen at 127.0.0.1.")
-    keys = read_keys(given.keys) if given.keys else {}
     try:
         import uvicorn
 
         from archipel_serve.models import Models
+        from archipel_serve.server.access import read_keys
         from archipel_serve.server.app import Settings, create_app
         from archipel_serve.server.forwarding import read_sites
     except ImportError as error:
         raise ValueError(f'serving needs more packages ({error}): pip install "archipel-serve[server]".') from error
+    keys = read_keys(given.keys) if given.keys else {}
     models = Models(given.bundle, given.trust, given.threads)
     sites = read_sites(given.sites, models.manifest.names) if given.sites else {}
     app = create_app(models, Settings(keys=keys, rate=given.rate, sites=sites))

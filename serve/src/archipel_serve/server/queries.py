@@ -98,7 +98,14 @@ def from_json(body: bytes, manifest: Manifest, limits: Limits) -> Asked:
     columns = content.get("columns")
     if columns is not None and not (isinstance(columns, list) and all(isinstance(name, str) for name in columns)):
         raise RefusedError(422, '"columns" must be a list of names.')
-    return Asked(prepared(content["x"], manifest.preparation, limits, columns), **options)
+    x = content["x"]
+    if isinstance(x, list):  # JSON holds no arrays and no images, for which lists of other origin are searched
+        try:
+            x = np.asarray(x)
+        except (ValueError, OverflowError) as error:
+            detail = "its rows have different lengths. Give all the same shape."
+            raise RefusedError(422, f"The queries can't be used: x isn't an array: {detail}") from error
+    return Asked(prepared(x, manifest.preparation, limits, columns), **options)
 
 
 def from_npz(body: bytes, preparation: Preparation, limits: Limits) -> NDArray[Any]:
