@@ -155,12 +155,25 @@ def test_a_comparison_is_drawn_and_told_for_one_seed(folder, tmp_path):
     assert figure(found).axes
 
 
+def test_several_targets_are_compared_by_their_mean(tmp_path):
+    rng = np.random.default_rng(0)
+    for name in ("a", "b"):
+        x = rng.normal(size=(60, 2)).astype(np.float32)
+        np.savez(tmp_path / f"{name}.npz", x=x, y=(x + 0.3 * rng.normal(size=x.shape)).astype(np.float32))
+    found = compare(
+        base_config(str(tmp_path), FOUR), ["fedavg", "local"], tmp_path / "out", seeds=1, tries=0, workers=1
+    )
+    assert found.metric == "r2"
+    assert set(found.scores["local"]) == {"", "a", "b"}
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--methods", "fedavg"], "two methods or more"),
         (["--methods", "fedavg,dito"], "Did you mean 'ditto'?"),
-        (["--metric", "precision"], "metric must be one of"),
+        (["--metric", "precision"], "metric is one of accuracy"),
+        (["--metric", "mae"], "These data have classes"),
     ],
 )
 def test_refusals_are_sentences(folder, tmp_path, words, message):

@@ -79,9 +79,7 @@ class EarlyStopping:
                 "Python Federation.from_arrays(…, validation=0.2)."
             )
         pooled = next(row for row in found.rows if row.pooled)
-        if metric not in pooled.metrics:
-            raise ValueError(f"There is no {metric} of these data; there are {', '.join(pooled.metrics)}.")
-        moment.record["validation"] = {metric: pooled.metrics[metric].value}
+        moment.record["validation"] = {metric: pooled.value(metric)}
         self.round, since = best_round(moment.history, metric, self.least)
         if self.round == moment.round:
             moment.save(self.place)

@@ -59,7 +59,7 @@ def score(sites: Assessment, method: str, metric: str) -> dict[str, float]:
     """
     sign = -1.0 if metric in ("brier", "mae", "rmse") else 1.0
     rows = [row for row in sites.rows if row.model == method]
-    values = {"" if row.pooled else row.site: row.metrics[metric].value for row in rows}
+    values = {"" if row.pooled else row.site: row.value(metric) for row in rows}
     return {site: sign * value for site, value in values.items() if value is not None}
 
 

@@ -9,14 +9,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from archipel.experiments.building import federation_from
 from archipel.experiments.comparing.cells import one_method
 from archipel.experiments.comparing.differences import Difference, difference
 from archipel.experiments.comparing.entries import defaults, entry
 from archipel.experiments.config import RunConfig
 from archipel.experiments.grids.grid import Cell, run_grid
 from archipel.experiments.reading import read_config, validate
+from archipel.runs.metrics.classification import CLASSIFICATION
+from archipel.runs.metrics.regression import REGRESSION
 
-METRICS = ("auc", "balanced_accuracy", "accuracy", "f1", "brier", "r2", "mae", "rmse")
 VALIDATION = 0.2
 """Share of the examples for validation where the configuration sets none."""
 OVERALL = ""
@@ -103,7 +105,7 @@ def compare(
         folder: for the cells; the same call resumes, within a search as well.
         seeds: number of splits.
         tries: settings for each method and split; 0: all with the base run's settings.
-        metric: to tune for and compare by, over all sites together: one of ``METRICS``; default: AUC, or R².
+        metric: to tune for and compare by, over all sites together, ``"balanced_accuracy"`` say; default: AUC, or R².
         workers: processes; default: one a core.
         fresh: start anew.
 
@@ -113,13 +115,11 @@ def compare(
     """
     if seeds < 1 or tries < 0:
         raise ValueError(f"seeds must be at least 1 and tune at least 0; given {seeds} and {tries}.")
-    if metric is not None and metric not in METRICS:
-        raise ValueError(f"metric must be one of {', '.join(METRICS)}; given {metric!r}.")
     names = list(dict.fromkeys(name.strip() for name in methods if name.strip()))
     if len(names) < 2:
         raise ValueError(f"A comparison takes two methods or more; given {', '.join(names) or 'none'}.")
     base = with_validation(base) if tries else base
-    chosen_metric = metric or _usual(base)
+    chosen_metric = metric_of(base, metric)
     entries = {name: entry(base, name) for name in names}
     settings = base.model_dump(mode="json")
     cells = [
@@ -166,10 +166,14 @@ def with_validation(base: RunConfig) -> RunConfig:
     return validate(settings | {"data": settings["data"] | {"validation": VALIDATION}}, "the base run")
 
 
-def _usual(base: RunConfig) -> str:
-    from archipel.experiments.building import federation_from
-
-    return "auc" if federation_from(base).classes is not None else "r2"
+def metric_of(base: RunConfig, metric: str | None) -> str:
+    """Return the metric to compare by, which is one of the data's kind."""
+    regression = federation_from(base).classes is None
+    allowed = REGRESSION if regression else CLASSIFICATION
+    if metric is not None and metric not in allowed:
+        kind = "numbers as targets" if regression else "classes"
+        raise ValueError(f"These data have {kind}, so that metric is one of {', '.join(allowed)}; given {metric!r}.")
+    return metric or ("r2" if regression else "auc")
 
 
 def _collected(

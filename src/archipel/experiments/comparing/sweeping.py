@@ -10,7 +10,7 @@ from typing import Any
 
 from archipel.algorithm import DivergenceError
 from archipel.experiments.comparing.cells import score, trained
-from archipel.experiments.comparing.comparison import base_config, with_validation
+from archipel.experiments.comparing.comparison import base_config, metric_of, with_validation
 from archipel.experiments.comparing.entries import Settings
 from archipel.experiments.config import RunConfig
 from archipel.experiments.grids.grid import Cell, run_grid
@@ -102,7 +102,7 @@ def sweep(
         what: a preset or a file.
         settings: as of ``archipel run``; values separated by commas are swept.
         folder: for the cells; the same call resumes.
-        metric: one of :data:`archipel.experiments.comparing.comparison.METRICS`; default: AUC, or R².
+        metric: to choose by, as of a comparison; default: AUC, or R².
         workers: processes; default: one a core.
         fresh: start anew.
 
@@ -111,6 +111,7 @@ def sweep(
     """
     chosen = combinations(settings)
     configs = [with_validation(base_config(what, one)) for one in chosen]
+    metric = metric_of(configs[0], metric)
     differ = {text.partition("=")[0] for column in zip(*chosen, strict=True) if len(set(column)) > 1 for text in column}
     named = [{key: parse(value) for text in one for key, _, value in [text.partition("=")] if key in differ}
              for one in chosen]  # fmt: skip
@@ -118,22 +119,21 @@ def sweep(
     found = run_grid(cells, folder / "points", workers=workers, fresh=fresh)
     results = [found[cell.name] for cell in cells]
     points = [Point(one, result["score"], result.get("why", "")) for one, result in zip(named, results, strict=True)]
-    known = next((result["metric"] for result in results if result["score"] is not None), metric or "")
-    done = Sweep(known, points, None)
+    done = Sweep(metric, points, None)
     if done.best is None:
         return done
     best = points.index(done.best)
     final = run_grid([_cell(f"point{best}", configs[best], metric, choosing=False)], folder / "best", workers=1,
                      fresh=fresh)  # fmt: skip
-    return Sweep(known, points, final[f"point{best}"]["score"])
+    return Sweep(metric, points, final[f"point{best}"]["score"])
 
 
-def _cell(name: str, config: RunConfig, metric: str | None, choosing: bool) -> Cell:
+def _cell(name: str, config: RunConfig, metric: str, choosing: bool) -> Cell:
     settings = config.model_dump(mode="json") | {"evaluate_every": None, "workers": 1}
     return Cell(name, one_point, {"config": settings, "metric": metric, "choosing": choosing})
 
 
-def one_point(folder: Path, config: Settings, metric: str | None, choosing: bool) -> dict[str, Any]:
+def one_point(folder: Path, config: Settings, metric: str, choosing: bool) -> dict[str, Any]:
     """Train one run, and return its metric over all sites; errors are negative, so that larger is better."""
     try:
         run, shown = trained(validate(config, "a point"), choosing=choosing)
@@ -142,5 +142,4 @@ def one_point(folder: Path, config: Settings, metric: str | None, choosing: bool
     sites = run.evaluate(shown).sites
     if sites is None:
         raise ValueError("The method doesn't predict, so that there is nothing to compare.")
-    chosen = metric or ("auc" if sites.classes is not None else "r2")
-    return {"score": score(sites, type(run.algorithm).__name__, chosen).get(""), "metric": chosen}
+    return {"score": score(sites, type(run.algorithm).__name__, metric).get("")}

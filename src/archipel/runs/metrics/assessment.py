@@ -47,6 +47,19 @@ class Row:
     curve: list[dict[str, Any]] = field(default_factory=list)
     confusion: list[list[int]] | None = None
 
+    def value(self, metric: str) -> float | None:
+        """Return a metric's value, of several targets their mean; ``None`` if the examples don't determine it.
+
+        Raises:
+            ValueError: there is no such metric of these data.
+        """
+        found = [one.value for name, one in self.metrics.items() if name.partition("[")[0] == metric]
+        if not found:
+            known = dict.fromkeys(name.partition("[")[0] for name in self.metrics)
+            raise ValueError(f"There is no {metric} of these data; there are {', '.join(known)}.")
+        known_values = [value for value in found if value is not None]
+        return sum(known_values) / len(found) if len(known_values) == len(found) else None
+
 
 @dataclass(frozen=True)
 class Assessment:
