@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -38,6 +38,29 @@ DataDir = Annotated[
     Path | None,
     typer.Option("--data-dir", help="The folder that holds the files; default: $ARCHIPEL_DATA.", show_default=False),
 ]
+
+Shares = Annotated[
+    str | None,
+    typer.Option(
+        "--prior",
+        metavar="uniform|SHARE,…",
+        help="How many of the queries come from each client: uniform, or a share for each client in their order; "
+        "default: in proportion to the clients' training examples.",
+        show_default=False,
+    ),
+]
+
+
+def shares(text: str | None) -> Literal["uniform"] | list[float] | None:
+    """Return what --prior says."""
+    if text is None:
+        return None
+    if text == "uniform":
+        return "uniform"
+    try:
+        return [float(share) for share in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--prior is uniform, or shares such as 0.2,0.3,0.5; given {text!r}.") from None
 
 
 def import_all(modules: list[str] | None) -> None:

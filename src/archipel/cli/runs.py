@@ -16,13 +16,15 @@ from archipel.cli.options import (
     Imports,
     PositiveClass,
     Settings,
+    Shares,
     What,
     WithLocal,
     import_all,
+    shares,
 )
 
 if TYPE_CHECKING:
-    from archipel.runs.routing import Prior
+    pass
 
 
 def run(
@@ -126,15 +128,7 @@ def route(
         str | None,
         typer.Option(help="The client whose personal model answers; default: the one that a query is routed to."),
     ] = None,
-    prior: Annotated[
-        str | None,
-        typer.Option(
-            metavar="uniform|SHARE,…",
-            help="How many of the queries come from each client: uniform, or a share for each client in their order; "
-            "default: in proportion to the clients' training examples.",
-            show_default=False,
-        ),
-    ] = None,
+    prior: Shares = None,
     imports: Imports = None,
 ) -> None:
     """Find the client that each query most likely comes from, and answer the query."""
@@ -154,7 +148,7 @@ def route(
     if not routes and prior is not None:
         raise ValueError(f"{type(federation.algorithm).__name__} doesn't route queries, so --prior has no effect.")
     queries = read_queries(inputs, federation.facts.inputs)
-    weights = _prior(prior)
+    weights = shares(prior)
     routing = federation.route(queries.x, weights) if routes else None
     answers = federation.predict(queries.x, client, weights)
     records = answers_as_json(queries.names, routing, answers, top)
@@ -163,14 +157,3 @@ def route(
             echo(json.dumps(record))
     else:
         out.print(answers_table(records))
-
-
-def _prior(text: str | None) -> Prior | None:
-    if text is None:
-        return None
-    if text == "uniform":
-        return "uniform"
-    try:
-        return [float(share) for share in text.split(",")]
-    except ValueError:
-        raise ValueError(f"--prior is uniform, or shares such as 0.2,0.3,0.5; given {text!r}.") from None

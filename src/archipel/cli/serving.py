@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from archipel.cli.console import say, tell
-from archipel.cli.options import Folder, Imports, import_all
+from archipel.cli.console import echo, say, tell
+from archipel.cli.options import Folder, Imports, Shares, import_all, shares
 
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Settings of a command that hands its arguments to another."""
@@ -54,3 +54,24 @@ def serve(context: typer.Context) -> None:
     from archipel_serve.server.command import main
 
     main(context.args)
+
+
+def replay(
+    log: Annotated[Path, typer.Argument(metavar="LOG", help="The file that `archipel serve --decisions` writes.")],
+    bundle: Annotated[Path, typer.Option(help="The bundle that decided; another one with --again.")],
+    prior: Shares = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Ask the bundle's router again, by the queries that were stored.")
+    ] = False,
+) -> None:
+    """Decide again by a log of decisions, under another prior or by another bundle, and list what changes."""
+    from archipel_serve.models import Models
+    from archipel_serve.watching.decisions import replay
+
+    count, changed = 0, 0
+    for change in replay(log, Models(bundle), shares(prior), again):
+        count += 1
+        if change is not None:
+            changed += 1
+            echo(f"{change.time}  {change.query[:12]}  {change.before} → {change.after}")
+    say(f"{changed} of {count} decisions change.")

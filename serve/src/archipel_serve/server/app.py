@@ -21,6 +21,7 @@ from archipel_serve.server.bodies import read_asked
 from archipel_serve.server.forwarding import Site, forward
 from archipel_serve.server.openapi import document
 from archipel_serve.server.queries import Asked, Limits, RefusedError
+from archipel_serve.watching.decisions import DecisionLog
 
 log = logging.getLogger("archipel_serve")
 Answer = Callable[[Request], Awaitable[dict[str, Any]]]
@@ -35,12 +36,14 @@ class Settings:
         limits: of a request.
         rate: requests a second of each caller; ``None``: without a limit.
         sites: the sites' own servers that answer in place of the bundle's models; empty: the bundle answers.
+        decisions: where the router's decisions are logged; ``None``: nowhere.
     """
 
     keys: dict[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     rate: float | None = None
     sites: dict[str, Site] = field(default_factory=dict)
+    decisions: DecisionLog | None = None
 
 
 class Service:
@@ -102,7 +105,7 @@ class Service:
         posterior = None
         features, log_posterior = await self.batcher.compute(asked)
         if site is None and self.models.routes:
-            posterior = self._reweighted(log_posterior, asked)
+            posterior = self._decided(asked, features, log_posterior)
         if self.settings.sites and (site is not None or posterior is not None):
             answers = await self._forwarded(asked, features, site, posterior)
         else:
@@ -125,8 +128,17 @@ class Service:
             )
         if not asked.count:
             return np.zeros((0, len(self.models.manifest.names)))
-        _, posterior = await self.batcher.compute(asked)
-        return self._reweighted(posterior, asked)
+        return self._decided(asked, *await self.batcher.compute(asked))
+
+    def _decided(self, asked: Asked, features: Features, log_posterior: NDArray[Any] | None) -> NDArray[Any]:
+        """Return the posterior under the prior that is asked for, and log the decisions."""
+        posterior = self._reweighted(log_posterior, asked)
+        if self.settings.decisions is not None and log_posterior is not None:
+            names = self.models.manifest.names
+            sites = [names[i] for i in posterior.argmax(-1).tolist()]
+            queries = features if asked.x is None else [asked.x]
+            self.settings.decisions.add(queries, log_posterior, asked.prior, sites)
+        return posterior
 
     def _reweighted(self, log_posterior: NDArray[Any] | None, asked: Asked) -> NDArray[Any]:
         if log_posterior is None:
@@ -200,6 +212,8 @@ def create_app(models: Models, settings: Settings | None = None) -> FastAPI:
         service.batcher.start()
         yield
         await service.batcher.stop()
+        if service.settings.decisions is not None:
+            service.settings.decisions.close()
 
     # Pages that load scripts from other servers are left out.
     app = FastAPI(title="archipel-serve", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)

@@ -26,6 +26,9 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--trust", type=Path, help="the Ed25519 public key (PEM) that must have signed the bundle")
     found.add_argument("--rate", type=float, help="requests a second of each caller; default: without a limit")
     found.add_argument("--sites", type=Path, help="a JSON file of the sites' own servers, which answer then")
+    found.add_argument("--decisions", type=Path, help="a file that each decision of the router is added to")
+    found.add_argument("--decisions-key", type=Path, help="a secret of 16 bytes or more, which hashes queries in it")
+    found.add_argument("--store-queries", action="store_true", help="keep the queries in that file as well")
     found.add_argument("--threads", type=int, default=1, help="of a forward pass; default: 1")
     return found
 
@@ -62,12 +65,18 @@ def serve(given: argparse.Namespace) -> None:
         from archipel_serve.server.access import read_keys
         from archipel_serve.server.app import Settings, create_app
         from archipel_serve.server.forwarding import read_sites
+        from archipel_serve.watching.decisions import DecisionLog
     except ImportError as error:
         raise ValueError(f'serving needs more packages ({error}): pip install "archipel-serve[server]".') from error
     keys = read_keys(given.keys) if given.keys else {}
     models = Models(given.bundle, given.trust, given.threads)
     sites = read_sites(given.sites, models.manifest.names) if given.sites else {}
-    app = create_app(models, Settings(keys=keys, rate=given.rate, sites=sites))
+    decisions = None
+    if given.decisions:
+        if given.decisions_key is None:
+            raise ValueError("--decisions needs --decisions-key, a file with a secret that hashes the queries.")
+        decisions = DecisionLog(given.decisions, given.decisions_key, models, given.store_queries)
+    app = create_app(models, Settings(keys=keys, rate=given.rate, sites=sites, decisions=decisions))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     logging.getLogger("uvicorn.access").disabled = True
     config = uvicorn.Config(

@@ -1,0 +1,1 @@
+"""Watching a server run: its decisions, decided again, and alarms on drift."""
