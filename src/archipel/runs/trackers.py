@@ -79,6 +79,9 @@ class TensorBoard:
     folder: str | Path
     _writer: Any = field(default=None, repr=False)
 
+    def __post_init__(self) -> None:
+        self._board = _needs("torch.utils.tensorboard", "TensorBoard", "'archipel[track]'")  # before training begins
+
     def __call__(self, moment: Moment) -> None:
         """Write a round that isn't there yet."""
         if rank():  # of a distributed run the first rank writes
@@ -88,10 +91,9 @@ class TensorBoard:
         if moment.round <= last:
             return
         if self._writer is None:
-            board = _needs("torch.utils.tensorboard", "TensorBoard", "'archipel[track]'")
             # purge_step hides what a process wrote after this round and before it was killed.
             place = str(Path(self.folder) / "tensorboard")
-            self._writer = board.SummaryWriter(place, purge_step=last + 1 if last else None)
+            self._writer = self._board.SummaryWriter(place, purge_step=last + 1 if last else None)
         for name, value in numbers(moment.record).items():
             self._writer.add_scalar(name, value, moment.round)
         self._writer.flush()
@@ -123,35 +125,37 @@ class MLflow:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     _last: int | None = field(default=None, repr=False)
 
+    def __post_init__(self) -> None:
+        self._mlflow = _needs("mlflow", "MLflow", "'archipel[track]'")  # before training begins
+        self._entities = _needs("mlflow.entities", "MLflow", "'archipel[track]'")
+
     def __call__(self, moment: Moment) -> None:
         """Log a round that isn't there yet."""
         if rank():  # of a distributed run the first rank writes
             return
-        mlflow = _needs("mlflow", "MLflow", "'archipel[track]'")
-        entities = _needs("mlflow.entities", "MLflow", "'archipel[track]'")
         folder = Path(self.folder).absolute()
         uri = self.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder.parent / 'mlflow.db'}"
-        client = mlflow.MlflowClient(tracking_uri=uri)
+        client = self._mlflow.MlflowClient(tracking_uri=uri)
         kept = _Kept(folder, "mlflow")
-        run = kept.read().get("run") or self._create(client, kept, entities, folder)
+        run = kept.read().get("run") or self._create(client, kept, folder)
         if self._last is None:
             self._last = max((metric.step for metric in client.get_metric_history(run, "round")), default=0)
             client.update_run(run, status="RUNNING")
         if moment.round <= self._last:
             return
         now, values = int(time.time() * 1000), {"round": float(moment.round)} | numbers(moment.record)
-        client.log_batch(run, metrics=[entities.Metric(name, v, now, moment.round) for name, v in values.items()])
+        client.log_batch(run, metrics=[self._entities.Metric(name, v, now, moment.round) for name, v in values.items()])
         self._last = moment.round
         if _ends(moment):
             client.set_terminated(run)
 
-    def _create(self, client: Any, kept: _Kept, entities: Any, folder: Path) -> str:
+    def _create(self, client: Any, kept: _Kept, folder: Path) -> str:
         found = client.get_experiment_by_name(self.experiment)
         experiment = client.create_experiment(self.experiment) if found is None else found.experiment_id
         run = str(client.create_run(experiment, run_name=self.name or folder.name).info.run_id)
         kept.write(run=run)
         most = 6000  # MLflow's longest parameter
-        given = [entities.Param(name, str(value)[:most]) for name, value in self.parameters.items()]
+        given = [self._entities.Param(name, str(value)[:most]) for name, value in self.parameters.items()]
         for start in range(0, len(given), 100):
             client.log_batch(run, params=given[start : start + 100])
         return run
@@ -176,6 +180,9 @@ class WandB:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     _run: Any = field(default=None, repr=False)
 
+    def __post_init__(self) -> None:
+        self._wandb = _needs("wandb", "Weights & Biases", "wandb")  # before training begins
+
     def __call__(self, moment: Moment) -> None:
         """Log a round that isn't there yet."""
         if rank():  # of a distributed run the first rank writes
@@ -187,8 +194,7 @@ class WandB:
             return
         identity = state.get("run") or os.urandom(4).hex()
         if self._run is None:
-            wandb = _needs("wandb", "Weights & Biases", "wandb")
-            self._run = wandb.init(
+            self._run = self._wandb.init(
                 project=self.project, name=self.name or folder.name, id=identity, resume="allow", dir=str(folder),
                 mode=os.environ.get("WANDB_MODE", "offline"), config=dict(self.parameters),
             )  # fmt: skip
