@@ -6,6 +6,7 @@ import scipy.stats
 import torch
 from sklearn.linear_model import LinearRegression, Ridge
 
+from archipel import FedEM, Federation, fit
 from archipel.core.trees import leaves
 from archipel.families import InverseWishart, RegressionMixture
 
@@ -100,3 +101,23 @@ def test_what_cant_be_is_refused():
         RegressionMixture(2, 2, prior=1.0)
     with pytest.raises(ValueError, match="centre must be a tuple of 3 finite numbers"):
         RegressionMixture(2, 2, centre=(0.0, 0.0))
+
+
+def test_a_regression_far_from_zero_is_right_about_a_centre_and_refused_without():
+    """Seconds since 1970 as x: without a centre, second moments of 1.7e9 leave nothing of variances."""
+    rng, far = np.random.default_rng(0), 1.7e9
+    x = rng.normal(size=(300, 1))
+    y = 2.0 * x[:, 0] + 1.0 + 0.5 * rng.normal(size=300)
+    slope, offset = np.polyfit(x[:, 0], y, 1)
+    noise = np.mean((y - slope * x[:, 0] - offset) ** 2)
+    islands = Federation.from_arrays([(x[:100] + far, y[:100]), (x[100:] + far, y[100:])], test=0.0)
+    start = {"weight": torch.ones(1), "intercept": torch.tensor([-far]), "slope": torch.ones(1, 1)}
+    start |= {"noise": torch.ones(1)}
+    with pytest.raises(ValueError, match=r"column 0.*Give as centre a number near the mean of each column of x"):
+        fit(FedEM(RegressionMixture(1, 1), start), islands, rounds=2)
+    theta = fit(FedEM(RegressionMixture(1, 1, centre=(far, 0.0)), start), islands, rounds=3).server["theta"]
+    # 1.7e9 keeps steps of 2.4e-7 in float64, and y is float32 (6e-8 of it); the ridge of 1e-6 and the prior add as much
+    assert float(theta["slope"]) == pytest.approx(slope, abs=1e-5)
+    assert float(theta["noise"]) == pytest.approx(noise, abs=1e-5)
+    with pytest.raises(ValueError, match=r"y holds .* that float32 can't tell apart"):
+        Federation.from_arrays([(x, y + far)], test=0.0)

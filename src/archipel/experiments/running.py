@@ -167,6 +167,8 @@ def _stopped(folder: Path) -> bool:
 def _configured_callbacks(config: RunConfig, folder: Path) -> list[Callback]:
     """Return what the configuration asks for; stopping first, so that a tracker sees the last evaluation."""
     found: list[Callback] = [] if config.stopping is None else [config.stopping.build(folder)]
+    if config.setting.engine == "distributed" and rank():
+        return found  # the first rank tracks the run
     if config.track == "tensorboard":
         found.append(TensorBoard(folder))
     elif config.track != "none":

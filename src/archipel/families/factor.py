@@ -102,7 +102,7 @@ class FactorModel:
     def check(self, batch: Tree) -> None:
         check_table("FactorModel", batch["x"], self.dimension, missing=True)
 
-    def check_reach(self, theta: Tree) -> None:
+    def check_reach(self, theta: Tree, s: Tree) -> None:
         """Raise ValueError for a mean so far from the centre that second moments about it lose their digits."""
         check_reach("FactorModel", theta["mean"], theta["loading"].square().sum(-1) + theta["noise"], self.centre)
 

@@ -156,19 +156,30 @@ REACH = 1e7
 class Centred(Protocol):
     """A family whose statistics are moments about a centre."""
 
-    def check_reach(self, theta: Tree) -> None:
-        """Raise ValueError for parameters so far from the centre that moments about it lose their digits."""
+    def check_reach(self, theta: Tree, s: Tree) -> None:
+        """Raise ValueError for data so far from the centre that moments about it lose their digits.
+
+        Args:
+            theta: T(s).
+            s: the statistics.
+        """
 
 
-def check_reach(owner: str, mean: Tensor, variance: Tensor, centre: tuple[float, ...] | None) -> None:
+def check_reach(
+    owner: str,
+    mean: Tensor,
+    variance: Tensor,
+    centre: tuple[float, ...] | None,
+    advice: str = "Give centre=federation.inputs.mean",
+) -> None:
     """Raise ValueError if a mean lies more than `REACH` standard deviations from the centre."""
     far = from_centre(mean, centre).abs() / variance.clamp(min=1e-300).sqrt()
     if bool((far > REACH).any()):
         column = int(far.amax(tuple(range(far.dim() - 1))).argmax())
         raise ValueError(
             f"{owner}'s centre is so far from column {column}, {float(far.max()):.0e} of its standard deviations, that "
-            "rounding would leave nothing of variances. Give centre=federation.inputs.mean, standardise the columns, "
-            "or fit groups that are so far apart separately."
+            f"rounding would leave nothing of variances. {advice}, standardise the columns, or fit "
+            "groups that are so far apart separately."
         )
 
 

@@ -91,7 +91,7 @@ class GaussianMixture(Mixture):
     def check(self, batch: Tree) -> None:
         check_table("GaussianMixture", batch["x"], self.dimension)
 
-    def check_reach(self, theta: Tree) -> None:
+    def check_reach(self, theta: Tree, s: Tree) -> None:
         """Raise ValueError for components so far from the centre that second moments about it lose their digits."""
         covariance = theta["covariance"]
         full = self.covariance in ("full", "tied")

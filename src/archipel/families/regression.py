@@ -15,7 +15,7 @@ from torch import Tensor
 from archipel.core import checks, keys
 from archipel.core.trees import Tree
 from archipel.families.covariance import KINDS, outer_triangle, quadratic_coefficients, solve, with_covariances
-from archipel.families.family import check_centre, check_table, check_targets, from_centre, to_centre
+from archipel.families.family import check_centre, check_reach, check_table, check_targets, from_centre, to_centre
 from archipel.families.mixture import TINY, Mixture, draw_components, proportions, safe_log, with_ones
 from archipel.families.shrinkage import InverseWishart, check_prior
 
@@ -70,6 +70,14 @@ class RegressionMixture(Mixture):
     def check(self, batch: Tree) -> None:
         check_table("RegressionMixture", batch["x"], self.dimension)
         check_targets("RegressionMixture", batch)
+
+    def check_reach(self, theta: Tree, s: Tree) -> None:
+        """Raise ValueError for points (x, y) so far from the centre that second moments lose their digits."""
+        w = torch.clamp(s["weight"], min=TINY)
+        m = s["sum"] / w[:, None]
+        variance = FULL.moment(s["scatter"], w, m).diagonal(dim1=-2, dim2=-1) + self.ridge
+        advice = "Give as centre a number near the mean of each column of x, and of y"
+        check_reach("RegressionMixture", to_centre(m, self.centre), variance, self.centre, advice)
 
     def points(self, batch: Tree) -> Tensor:
         """Return (x, y), ``(n, d + 1)``."""

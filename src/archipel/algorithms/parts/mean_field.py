@@ -91,7 +91,7 @@ class MeanFieldEM(Algorithm):
         statistics, outside = self.family.project(pooled)
         theta = self.family.maximise(statistics)
         if isinstance(self.family, Centred):
-            self.family.check_reach(theta)
+            self.family.check_reach(theta, statistics)
         server = {"statistics": statistics, "theta": theta, "projected": outside.to(torch.int64)}
         mean = clients.everyone.mean(self.expect, {"theta": theta}, key) if self.memory == "start" else None
         return server | self._first_memory(statistics, mean)
