@@ -424,3 +424,17 @@ def test_noise_does_not_collapse_components(noise, apart):
         counts = [record["projected"] for record in noisy.history_]
         if noisy.converged_:
             assert counts[-1] == (counts[-11] if len(counts) > 10 else 0)
+
+
+def test_rounds_that_fluctuate_are_not_called_converged():
+    """Dithering to one level, batches of 8 and half of the clients: single rounds scatter by more than 0.01 a row."""
+    rng = np.random.default_rng(1)
+    clients = [rng.normal(size=(100, 1)) + rng.choice([-2, 2], size=(100, 1)) for _ in range(8)]
+    best = FederatedGaussianMixture(2, random_state=1).fit(clients).score(np.concatenate(clients))
+    noisy = FederatedGaussianMixture(
+        2, random_state=1, compressor=Dithering(1), batch_size=8, participation=0.5, max_iter=400
+    )
+    with pytest.warns(ConvergenceWarning):
+        noisy.fit(clients)
+    assert not noisy.converged_
+    assert best - 0.15 < noisy.score(np.concatenate(clients)) < best

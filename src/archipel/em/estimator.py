@@ -170,7 +170,7 @@ class FederatedModel(Scoring, DensityMixin, BaseEstimator, ABC):  # type: ignore
         return run
 
     def _keep(self, family: Family, federation: Federation, runs: list[Convergence]) -> None:
-        best = max(runs, key=lambda run: run.bounds[-1])
+        best = max(runs, key=lambda run: run.bound)
         self._model, self._theta = family, {name: t.detach().clone() for name, t in best.server["theta"].items()}
         for shown, name in self.names.items():
             setattr(self, f"{shown}_", self._shown(shown, self._theta[name].numpy().copy()))
@@ -180,8 +180,8 @@ class FederatedModel(Scoring, DensityMixin, BaseEstimator, ABC):  # type: ignore
             self.client_weights_ = best.weights.numpy().copy()
             self.n_parameters_ += (len(best.weights) - 1) * (best.weights.shape[1] - 1)
         self.converged_, self.n_iter_ = best.converged, len(best.history)
-        self.lower_bounds_, self.lower_bound_ = list(best.bounds), best.bounds[-1]
-        self.history_, self.n_projected_ = best.history, int(best.server["projected"])
+        self.lower_bounds_, self.lower_bound_ = list(best.bounds), best.bound
+        self.history_, self.n_projected_ = best.history, int(best.history[-1]["projected"])
         self.uplink_, self.downlink_ = (
             sum(record[way] for run in runs for record in run.history) for way in ("uplink", "downlink")
         )

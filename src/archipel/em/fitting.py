@@ -26,6 +26,8 @@ from archipel.runs.callbacks import Moment
 Criterion = Literal["likelihood", "field"]
 WINDOW = 5
 """Means over this many rounds are compared if the likelihood is noisy."""
+FLUCTUATION = 10
+"""Of two means of ``WINDOW`` values with this scatter, in tolerances, one pair in six is equal by chance."""
 LARGE = 1000
 """Clients with more examples than this, on average, run one by one: batching them gains nothing."""
 
@@ -52,6 +54,8 @@ class Convergence:
     bounds: list[float] = field(default_factory=list)
     converged: bool = False
     server: Tree = None
+    bound: float = -math.inf
+    """The likelihood of ``server``: of noisy rounds the best one, since the last may be an excursion."""
     weights: Tensor | None = None
     groups: Tensor | None = None
     """Of a mixture: the group of each component, :func:`archipel.em.splitting.similar`."""
@@ -72,16 +76,20 @@ class Convergence:
             self.whole_steps and moment.record["projected"] > earlier
         ):  # a step that was cut short says nothing about a root
             self.converged = False
+        personal = isinstance(moment.algorithm, PersonalFedEM)  # whose clients keep the last round's weights
+        if self.noisy and not personal and self.bounds and self.bounds[-1] > self.bound:
+            self.server, self.bound = moment.server, self.bounds[-1]
         if not (self.converged or last):
             return
-        self.server = moment.server
         if self.criterion == "field":
             self.bounds.append(log_likelihood(moment))
+        if not self.noisy or personal or self.criterion == "field":
+            self.server, self.bound = moment.server, self.bounds[-1]
         family = moment.algorithm.family  # type: ignore[attr-defined]
         if isinstance(family, Mixture):
             self.groups = similar(family, self.server["theta"], moment.clients)
-        if isinstance(moment.algorithm, PersonalFedEM):
-            replies = moment.clients.everyone.evaluate(moment.algorithm.weights, {}, keys.key(0))
+        if personal:
+            replies = moment.clients.everyone.evaluate(moment.algorithm.weights, {}, keys.key(0))  # type: ignore[attr-defined]
             self.weights = replies.value
         if self.converged:
             raise Converged
@@ -102,13 +110,22 @@ def log_likelihood(moment: Moment) -> float:
 def settled(values: Sequence[float], tol: float, window: int) -> bool:
     """Tell whether the means of the last ``window`` values and of the ``window`` before differ by less than ``tol``.
 
-    >>> settled([1.0, 2.0, 2.0], 0.1, window=1), settled([0.0, 2.0, 1.0, 1.05], 0.1, window=2)
+    Values that scatter about their means by 10 ``tol`` haven't settled, however near the two means are by chance.
+
+    >>> settled([1.0, 2.0, 2.0], 0.1, window=1), settled([1.0, 1.05, 1.0, 1.05], 0.1, window=2)
     (True, True)
+    >>> settled([0.0, 2.0, -0.5, 2.55], 0.1, window=2)
+    False
     """
     if len(values) < 2 * window:
         return False
-    now, before = (math.fsum(values[len(values) - k * window :][:window]) / window for k in (1, 2))
-    return abs(now - before) < tol
+    recent = [values[len(values) - k * window :][:window] for k in (1, 2)]
+    means = [math.fsum(part) / window for part in recent]
+    scatter = [
+        math.sqrt(math.fsum((value - mean) ** 2 for value in part) / window)
+        for part, mean in zip(recent, means, strict=True)
+    ]
+    return abs(means[0] - means[1]) < tol and max(scatter) < FLUCTUATION * tol
 
 
 def follow(
