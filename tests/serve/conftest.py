@@ -114,6 +114,18 @@ def router_bundle(router_run, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def steep_bundle(uneven, tmp_path_factory):
+    """Models whose answers overflow long before float32 does."""
+
+    class Steep(nn.Module):
+        def forward(self, x):
+            return x.pow(9) - x.pow(7)
+
+    run = fit(Local(classification(Steep(), uneven), SGD(lr=1e-9, steps=1)), uneven, rounds=1)
+    return export_bundle(run, tmp_path_factory.mktemp("bundles") / "steep")
+
+
+@pytest.fixture(scope="session")
 def image_run():
     """A run without a router, on grey images of 8 × 8 pixels."""
     generator = torch.Generator().manual_seed(0)

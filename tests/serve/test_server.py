@@ -164,6 +164,15 @@ def test_bad_input_gets_a_sentence(server, pictures):
     assert server.ask("/answer")[0] == 405
 
 
+def test_an_answer_that_is_not_finite_is_refused(serving, steep_bundle):
+    with serving(steep_bundle) as server:
+        assert server.ask("/answer", {"x": [1, 2, 3]})[0] == 200
+        for body in ({"x": [1e30, 2, 3]}, {"x": [1e30, 2, 3], "site": "0"}, {"x": [[1, 2, 3], [3e38, -3e38, 0]]}):
+            status, found = server.ask("/answer", body)
+            assert status == 422
+            assert "isn't finite" in found["detail"]
+
+
 def test_a_hundred_megabytes_are_refused_before_they_are_read(server):
     before = server.memory()
     line = server.connect()

@@ -112,6 +112,7 @@ class Service:
             inline = asked.count == 1 and self.batcher.short and (site is not None or posterior is not None)
             given = (asked, features, site, posterior)
             found = self._answers(*given) if inline else await self.batcher.run(self._answers, *given)
+            _finite(found.values)
             answers = self._shown(found)
         if posterior is not None:
             routes = self._routes(posterior, asked.top)
@@ -144,7 +145,7 @@ class Service:
         if log_posterior is None:
             raise RefusedError(422, "The router takes queries, not features. Send the query.")
         try:
-            return np.asarray(np.exp(self.models.reweighted(log_posterior, asked.prior)))
+            return _finite(np.exp(self.models.reweighted(log_posterior, asked.prior)))
         except ValueError as error:
             raise RefusedError(422, _sentence(error)) from error
 
@@ -265,6 +266,13 @@ def create_app(models: Models, settings: Settings | None = None) -> FastAPI:
         return described
 
     return app
+
+
+def _finite(values: NDArray[Any]) -> NDArray[Any]:
+    """Return what a model gave, or refuse queries so large that it overflows."""
+    if not np.isfinite(values).all():
+        raise RefusedError(422, "The model's answer isn't finite: a query lies far beyond the training data.")
+    return values
 
 
 def _sentence(error: BaseException) -> str:
