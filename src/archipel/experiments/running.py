@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import warnings
 from collections.abc import Sequence
@@ -29,6 +30,9 @@ from archipel.runs.run import Run
 from archipel.runs.stopping import BEST
 from archipel.runs.trackers import TRACKERS, TensorBoard
 from archipel.states.checkpoint import Checkpoint
+from archipel.trust.reveals import told as told_of
+
+log = logging.getLogger("archipel")
 
 WITHOUT_EFFECT = {"name", "evaluate_every", "checkpoint_every", "track", "data.data_dir", *SETTING}
 """Keys that change how a run is carried out or shown, and not what it learns.
@@ -95,6 +99,8 @@ def train(
             return Outcome(_finished(load(folder), config, federation, folder), "all")
         (folder / CONFIG).write_text(to_yaml(_anywhere(config)))
         write_environment(folder)
+        for line in told_of(algorithm_from(config, federation), federation, config.groups):
+            log.info("sites send at %s.", line)
         run = _fitted(config, federation, folder, until, callbacks)
         run = _finished(run, config, federation, folder)
         if (best := folder / BEST).is_dir():  # a run that can be evaluated and asked like any other

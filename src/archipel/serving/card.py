@@ -10,6 +10,7 @@ from typing import Any
 from archipel.data.card import card
 from archipel.data.federation import Federation
 from archipel.runs.run import Run
+from archipel.trust.reveals import told
 from archipel_serve.manifest import Manifest
 
 
@@ -47,6 +48,7 @@ def card_of(run: Run, manifest: Manifest, federation: Federation | None = None) 
     if federation is not None:
         data = card(federation)
         found["data"] = {"title": data.title, "notes": list(data.notes)}
+        found["sent in training"] = told(run.algorithm, federation)
     found["reveals"] = _reveals(manifest)
     return found
 

@@ -23,6 +23,7 @@ from archipel.reports.page import drawings
 from archipel.runs.metrics.assessment import Assessment, Row
 from archipel.runs.metrics.subgroups import MINIMUM, Subgroup, subgroups
 from archipel.runs.run import Run
+from archipel.trust.reveals import told
 
 CURVES = {
     "system_accuracy": "accuracy, queries without a sender",
@@ -108,6 +109,7 @@ def _part(folder: Path, positive: str | None, local: bool, by: Sequence[By], min
         "fingerprint": federation.fingerprint, "metrics": evaluation.metrics,
         "dropped": sorted({name for record in run.history for name in record.get("dropped", {})}),
     }  # fmt: skip
+    part["sent"] = told(run.algorithm, federation, config.groups)
     part["curves"] = drawings.inline(
         drawings.training_curves(run.history, {k: v for k, v in CURVES.items() if k in evaluation.metrics}),
         "Loss and metrics by round",
