@@ -9,20 +9,9 @@ import torch
 from archipel import Federation
 from archipel.data import fashion_mnist
 from archipel.data.sources.idx import FASHION_FOLDER
+from random_tables import random_tables
 
 torch.set_num_threads(1)  # tests are tiny, and several run at a time on shared machines
-
-
-def random_tables(sizes, features=3, classes=3, seed=0):
-    """Per client (x, y): normal features whose sign decides the class, by a rule that is the client's own."""
-    generator = torch.Generator().manual_seed(seed)
-    arrays = []
-    for client, n in enumerate(sizes):
-        x = torch.randn(n, features, generator=generator) + client
-        y = ((x[:, 0] > client).long() + (x[:, 1] > client).long() + client) % classes
-        y[:classes] = torch.arange(classes)  # every class is there
-        arrays.append((x, y))
-    return arrays
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from table import ROWS
 from archipel import Federation, Sample, fit
 from archipel.core.trees import flatten
 from archipel.engines.setting import Setting
-from conftest import random_tables
+from random_tables import random_tables
 
 
 def digest(run):

@@ -11,7 +11,7 @@ from archipel import Federation, Network, fit
 from archipel.core.trees import flatten
 from archipel.engines.setting import Setting
 from archipel.learning.contents import find_all
-from conftest import random_tables
+from random_tables import random_tables
 
 UNEVEN = Federation.from_arrays(random_tables((13, 17, 36, 24)), test=0.3)
 

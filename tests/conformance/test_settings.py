@@ -19,7 +19,7 @@ from archipel.engines import Loop
 from archipel.engines.setting import Setting
 from archipel.learning.batch_norm import recompute
 from archipel.learning.tasks import Task
-from conftest import random_tables
+from random_tables import random_tables
 
 UNEVEN = Federation.from_arrays(random_tables((13, 17, 36, 24)), test=0.3)
 BY_CLASS = {type(row.make(UNEVEN)): row for row in ROWS.values()}

@@ -13,7 +13,7 @@ from table import ROWS
 
 from archipel import Federation, Sample, fit
 from archipel.engines.setting import Setting
-from conftest import random_tables
+from random_tables import random_tables
 
 COHORTS = (None, Sample(count=2))
 

@@ -6,7 +6,7 @@ from table import ROWS
 
 from archipel import Federation
 from archipel.trust import reveals
-from conftest import random_tables
+from random_tables import random_tables
 
 HEAD = """# What methods reveal
 

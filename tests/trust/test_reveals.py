@@ -11,7 +11,7 @@ from table import ROWS
 from archipel import SGD, Algorithm, FedAvg, Federation, classification
 from archipel.trust import reveals
 from archipel.trust.reveals import told
-from conftest import random_tables
+from random_tables import random_tables
 
 
 @pytest.fixture(scope="module")
