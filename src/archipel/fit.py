@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -124,11 +125,15 @@ def fit(
             if done == 0:
                 training.enrol()
             files.start_metrics(run.history)
+            method = type(algorithm).__name__
+            files.tell(
+                "started", round=done, rounds=rounds, method=method, clients=len(federation), process=os.getpid()
+            )
             if done and run.history[-1].get("stopped"):
                 last = done
             with (
                 interruption() as interrupted,
-                RoundBar(type(algorithm).__name__, rounds, done, console) as bar,
+                RoundBar(method, rounds, done, console) as bar,
             ):
                 for round in range(done, last):
                     writes = carrier.states.writes
@@ -151,7 +156,7 @@ def fit(
                             ending = record["stopped"] = True
                             if "metrics" not in record:
                                 training.evaluate(round, setting, record)
-                    files.add_metrics(record)
+                    files.add_metrics(record, training.who)
                     bar.update(record)
                     stopping = training.agreed(interrupted.is_set())
                     if ending or (folder is not None and (stopping or (round + 1) % checkpoint_every == 0)):

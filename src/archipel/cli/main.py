@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from archipel.cli import data, deciding, demo, em, runs, serving
+from archipel.cli import data, deciding, demo, em, runs, serving, watching
 from archipel.cli.bench import app as bench
 from archipel.cli.console import prepare
 from archipel.cli.errors import Commands
@@ -19,6 +19,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # a traceback of a fault in Archipel shows no variables, which may hold data
     rich_markup_mode="rich",
     help="Personalised, mixture-based and routing-enabled federated learning.",
+    epilog="Exit codes: 0 done; 1 training diverged; 2 wrong input, or too little memory or disk; 130 stopped by "
+    "Ctrl-C or SIGTERM, and resumed by the same command.",
 )
 
 
@@ -30,6 +32,8 @@ def _prepare() -> None:
 app.command()(runs.run)
 app.command("list")(runs.list_)
 app.command()(runs.show)
+app.command()(watching.status)
+app.command()(watching.tail)
 app.command()(runs.evaluate)
 app.command()(runs.route)
 app.command()(deciding.report)

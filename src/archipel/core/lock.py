@@ -61,3 +61,17 @@ def locked(folder: Path, *, nested: bool = False) -> Iterator[None]:
             yield
         finally:
             _HELD.discard(held)
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process holds the folder; nobody does where the system has no locks."""
+    if fcntl is None or not (folder / LOCK).is_file():
+        return False
+    with (folder / LOCK).open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+    return False

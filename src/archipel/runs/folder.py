@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
 from archipel.core.lock import locked
 from archipel.engines.carrier import Carrier
+from archipel.runs.events import EVENTS, MOST_NAMES, add_event
 from archipel.runs.run import Run
 from archipel.states.checkpoint import LATEST, PREVIOUS, UNFINISHED, Checkpoint, discard_previous
 
 METRICS = "metrics.jsonl"
-FILES = (METRICS, "config.yaml", "environment.json", "evaluation.json", "tracker.json")
+FILES = (METRICS, EVENTS, "config.yaml", "environment.json", "evaluation.json", "tracker.json")
 FOLDERS = (LATEST, UNFINISHED, PREVIOUS, "diverged", "figures", "local", "best", "tensorboard", "wandb")
 
 
@@ -44,7 +45,17 @@ class RunFolder:
             return
         with locked(path, nested=True):
             check_entries(path)
-            yield cls(path, identity)
+            files = cls(path, identity)
+            try:
+                yield files
+            except KeyboardInterrupt as stop:
+                files.tell("interrupted", why=str(stop))
+                raise
+            except Exception as error:
+                with suppress(OSError):  # of a full disk, which may be why the run failed
+                    files.tell("failed", why=f"{type(error).__name__}: {str(error)[:500]}")
+                raise
+            files.tell("ended")
 
     def resume(self, run: Run, carrier: Carrier) -> int:
         """Load the latest checkpoint into a run and its carrier, and return the number of rounds done.
@@ -74,6 +85,7 @@ class RunFolder:
         if self.path is None:
             return
         self.save_to(self.path, run, carrier)
+        self.tell("checkpoint", round=len(run.history))
         if self._anew:  # the previous checkpoint, if there is one, is of a run that was replaced
             discard_previous(self.path)
             self._anew = False
@@ -109,11 +121,17 @@ class RunFolder:
             with self._metrics("w") as file:
                 file.writelines(json.dumps(record) + "\n" for record in history)
 
-    def add_metrics(self, record: dict[str, Any]) -> None:
-        """Append a round's record to ``metrics.jsonl``."""
+    def add_metrics(self, record: dict[str, Any], who: Sequence[str]) -> None:
+        """Append a round's record to ``metrics.jsonl``, and tell who took part."""
         if self.path is not None:
             with self._metrics("a") as file:
                 file.write(json.dumps(record) + "\n")
+            self.tell("round", **record, **({"who": list(who)} if len(who) <= MOST_NAMES else {}))
+
+    def tell(self, event: str, **facts: Any) -> None:
+        """Append an event to ``events.jsonl``; see :mod:`archipel.runs.events`."""
+        if self.path is not None:
+            add_event(self.path, event, **facts)
 
     def _metrics(self, mode: str) -> Any:
         assert self.path is not None

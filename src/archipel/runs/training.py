@@ -52,6 +52,7 @@ class Training:
         on_error: whether an exception of a client's step stops the run.
         opening: traffic before the first round, which is counted in it.
         largest: the largest value in replies of each of the last rounds, with the round and the client.
+        who: the names of the clients that were drawn for the last round.
     """
 
     run: Run
@@ -65,6 +66,7 @@ class Training:
     on_error: OnError
     opening: Ledger = field(default_factory=Ledger)
     largest: list[tuple[float, int, str]] = field(default_factory=list)
+    who: list[str] = field(default_factory=list)
 
     def handle(self, round: int, ledger: Ledger, ids: Tensor | None = None) -> Handle:
         """Return a handle on these clients; default: all."""
@@ -110,6 +112,7 @@ class Training:
         started, ledger = time.perf_counter(), Ledger() if round else self.opening
         ids = self.cohort.draw(self.federation.sizes, keys.fold(self.root, "cohort", round))
         clients = self.handle(round, ledger, ids)
+        self.who = [self.run.facts.names[i] for i in ids.tolist()]
         info: dict[str, Any] = {}
         try:
             with torch.no_grad():
