@@ -101,13 +101,14 @@ def looped():
     return dict(digests(Setting(engine="loop")))
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.soak)])
 def test_every_method_ends_with_the_loops_bits(ranks, looped):
     found = json.loads(ended(torchrun(ranks, ROWS, "loop", "both"))[0].splitlines()[-1])
     assert {name for name in looped if found.get(name) != looped[name]} == set()
     assert found.keys() == looped.keys()
 
 
+@pytest.mark.soak
 def test_batches_on_ranks_have_the_same_bits_for_any_number_of_ranks():
     found = [json.loads(ended(torchrun(ranks, ROWS, "batched", "all"))[0].splitlines()[-1]) for ranks in (1, 2)]
     assert found[0] == found[1]
