@@ -124,6 +124,8 @@ def fit(
                 done = _continued(run, carrier, done)
             if done == 0:
                 training.enrol()
+            else:
+                log.info("resumed after round %d of %d", done, rounds)
             files.start_metrics(run.history)
             method = type(algorithm).__name__
             files.tell(

@@ -276,3 +276,35 @@ def test_the_demo_trains_shows_and_is_found_complete(tmp_path, monkeypatch) -> N
 def read_config_small(read, what, settings):
     kept = SMALL[1:] if what == "digits-fedspm" else SMALL[1:-1]
     return read(what, [*settings, *kept])
+
+
+def test_help_and_the_version_are_at_hand():
+    from importlib import metadata
+
+    assert call("--version").stdout.strip() == metadata.version("archipel")
+    assert call().stdout.count("Usage:") == 1
+    assert call("-h").stdout == call("--help").stdout
+    assert "Usage: " in call("data", "check", "-h").stdout
+
+
+def test_several_data_sets_are_checked_at_once(tmp_path):
+    told = call("data", "check", "digits", "iris", "--data-dir", tmp_path).stdout
+    assert "digits" in told
+    assert "iris" in told
+    assert "wine" not in told
+
+
+def test_a_folder_for_data_that_need_none_is_refused(tmp_path):
+    told = call("run", "digits-fedavg", f"data.data_dir={tmp_path}", code=2).stderr
+    assert "reads no files" in told
+
+
+def test_an_unfinished_run_says_how_far_it_is_and_where_it_is_resumed(tmp_path):
+    from archipel.experiments import read_config
+    from archipel.experiments.running import train
+
+    settings = ["data.clients=3", "rounds=3"]
+    train(read_config("digits-fedavg", settings), tmp_path / "run", until=2)
+    assert "2 of 3 rounds are done" in call("evaluate", tmp_path / "run").stderr
+    assert "resumed after round 2 of 3" in call("run", "digits-fedavg", *settings, "--out", tmp_path / "run").stderr
+    assert "rounds are done" not in call("evaluate", tmp_path / "run").stderr

@@ -30,8 +30,9 @@ def list_(data_dir: DataDir = None) -> None:
 
 @app.command()
 def check(
-    name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="A data set; default: every one whose files are found.")
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="Data sets; default: all whose files are found.", show_default=False),
     ] = None,
     data_dir: DataDir = None,
 ) -> None:
@@ -39,14 +40,15 @@ def check(
     from archipel.data.sources.catalogue import CATALOGUE, load_source
 
     known = {about.name: about for about in CATALOGUE}
-    names = [name] if name else [about.name for about in CATALOGUE if about.found(data_dir)]
+    names = names or [about.name for about in CATALOGUE if about.found(data_dir)]
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in ("name", "examples", "shape", "classes", "clients", "compared", "SHA-256"):
         table.add_column(
             column, no_wrap=True, justify="right" if column in ("examples", "classes", "clients") else "left"
         )
     for wanted in names:
-        source = load_source(wanted, data_dir)
+        embedded = wanted in known and not known[wanted].files
+        source = load_source(wanted, None if embedded else data_dir)
         table.add_row(
             source.name,
             f"{len(source):,}",

@@ -5,17 +5,19 @@ Modules of this package import what they need when a command runs: ``archipel --
 
 from __future__ import annotations
 
+from importlib import metadata
+from typing import Annotated
+
 import typer
 
 from archipel.cli import data, deciding, demo, em, runs, serving, watching
 from archipel.cli.bench import app as bench
-from archipel.cli.console import prepare
+from archipel.cli.console import echo, prepare
 from archipel.cli.errors import Commands
 
 app = typer.Typer(
     cls=Commands,
-    no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,  # a traceback of a fault in Archipel shows no variables, which may hold data
     rich_markup_mode="rich",
     help="Personalised, mixture-based and routing-enabled federated learning.",
@@ -24,9 +26,17 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def _prepare() -> None:
+@app.callback(invoke_without_command=True)
+def _prepare(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
     prepare()
+    if version:
+        echo(metadata.version("archipel"))
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        echo(context.get_help())
 
 
 app.command()(runs.run)

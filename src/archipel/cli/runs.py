@@ -107,6 +107,8 @@ def evaluate(
             tell(f"Warning: {line}")
         if "Local" not in sites.models:
             tell(f"To compare with each site's training alone: archipel evaluate {folder} --local")
+    if len(found.history) < found.rounds:
+        tell(f"The run is unfinished: {len(found.history)} of {found.rounds} rounds are done.")
     different = [name for name, value in evaluation.metrics.items() if recorded.get(name, value) != value]
     if evaluation.metrics and not recorded:
         tell("Training recorded no metrics: it ended before its first evaluation.")

@@ -1,4 +1,4 @@
-"""From a run to a service: bundles to export, calibration, and sites that join or leave."""
+"""From a run to a service: the bundles that `archipel export` writes."""
 
 from archipel.core.lazy import export
 

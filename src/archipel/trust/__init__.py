@@ -1,4 +1,4 @@
-"""Protection of a run: fault plans, bounds on replies, robust rules, privacy, and what a method reveals."""
+"""Protection of a run: what a method reveals."""
 
 from archipel.core.lazy import export
 

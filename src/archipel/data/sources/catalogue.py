@@ -79,8 +79,9 @@ def load_source(name: str, data_dir: str | Path | None = None, **options: object
         raise ValueError(
             f"{name} has no option {unknown[0]!r}; " + (f"it has {', '.join(known)}." if known else "it has none.")
         )
-    if data_dir is not None and _BY_NAME[name].__module__ == digits.__module__:
+    about = next(about for about in CATALOGUE if about.name == name)
+    if data_dir is not None and not about.files:
         raise ValueError(
-            f"{name} comes with scikit-learn and reads no files, so data_dir={data_dir} has no effect. Leave it out."
+            f"{name} is part of a package and reads no files, so data_dir={data_dir} has no effect. Leave it out."
         )
     return _BY_NAME[name](data_dir, **options)
