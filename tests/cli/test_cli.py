@@ -299,12 +299,14 @@ def test_a_folder_for_data_that_need_none_is_refused(tmp_path):
     assert "reads no files" in told
 
 
-def test_an_unfinished_run_says_how_far_it_is_and_where_it_is_resumed(tmp_path):
+def test_an_unfinished_run_says_how_far_it_is_and_where_it_is_resumed(tmp_path, caplog):
     from archipel.experiments import read_config
     from archipel.experiments.running import train
 
     settings = ["data.clients=3", "rounds=3"]
     train(read_config("digits-fedavg", settings), tmp_path / "run", until=2)
     assert "2 of 3 rounds are done" in call("evaluate", tmp_path / "run").stderr
-    assert "resumed after round 2 of 3" in call("run", "digits-fedavg", *settings, "--out", tmp_path / "run").stderr
+    caplog.set_level("INFO", logger="archipel")
+    call("run", "digits-fedavg", *settings, "--out", tmp_path / "run")
+    assert "resumed after round 2 of 3" in caplog.messages
     assert "rounds are done" not in call("evaluate", tmp_path / "run").stderr
