@@ -149,11 +149,11 @@ def workloads(fast: bool = False) -> dict[str, Workload]:
 
 
 def engines(work: Work) -> list[Contender]:
-    """Return Archipel with every engine except the wire, which is for tests."""
+    """Return Archipel with every engine of one program, except the wire, which is for tests."""
     return [
         Contender(f"{ARCHIPEL}, {name}", "archipel", work, {"engine": name})
         for name in get_args(EngineName)
-        if name not in ("auto", "wire")
+        if name not in ("auto", "wire", "distributed")
     ]
 
 
