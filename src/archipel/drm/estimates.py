@@ -30,9 +30,6 @@ def means(weights: Values, values: Values) -> Tensor:
     Raises:
         ValueError: NaN among the values.
 
-    Raises:
-        ValueError: NaN among the values.
-
     >>> means(torch.tensor([[0.5, 0.0], [0.5, 1.0]]), torch.tensor([2.0, 4.0]))
     tensor([3., 4.], dtype=torch.float64)
     """
@@ -109,8 +106,6 @@ def _pair(weights: Values, values: Values) -> tuple[Tensor, Tensor]:
             f"weights have the shape {tuple(p.shape)} and values {tuple(f.shape)}; give weights (points, "
             "populations) and a value for every pooled point."
         )
-    if bool(f.isnan().any()):
-        raise ValueError("values hold NaN, or are masked in places. Leave those points out of the fit.")
     if bool(f.isnan().any()):
         raise ValueError("values hold NaN, or are masked in places. Leave those points out of the fit.")
     return p, f
